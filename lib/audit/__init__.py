@@ -1,0 +1,1 @@
+"""What may lower accuracy, and whether it does."""

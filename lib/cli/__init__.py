@@ -1,0 +1,36 @@
+"""The `workbook` command. One module per subcommand in this folder; each has `add_parser(subparsers)` and `run(args) -> int`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pkgutil
+import sys
+
+from lib.errors import WorkbookError
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_')."""
+    parser = argparse.ArgumentParser(prog="workbook", description="Run and read LLM servers, with evidence for every number.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
+        if not info.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{info.name}").add_parser(subparsers)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point: 0 done, 1 a finding or failure, 2 bad input, 130 interrupted; never a traceback for a user's mistake."""
+    args = build_parser().parse_args(argv)
+    try:
+        return int(args.run(args))
+    except WorkbookError as error:
+        print(f"workbook: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("workbook: interrupted.", file=sys.stderr)
+        return 130

@@ -1,0 +1,1 @@
+"""What is installed, and how it gets to a host and back."""

@@ -1,0 +1,1 @@
+"""Where a command runs: this machine, over SSH, or in an LXC container."""

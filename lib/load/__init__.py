@@ -1,0 +1,1 @@
+"""What is sent, how it is timed, and what a number means."""

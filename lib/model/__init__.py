@@ -1,0 +1,1 @@
+"""What the checkpoint and the GPU dictate."""

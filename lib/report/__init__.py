@@ -1,0 +1,1 @@
+"""From records to what a person reads; the only place that rounds or converts units."""

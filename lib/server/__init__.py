@@ -1,0 +1,1 @@
+"""One SGLang server: its arguments by version, its life, its words, its death."""
