@@ -25,14 +25,35 @@ _SCALE = re.compile(r"(?:^|[._])([kv])_scale$")
 _DRAFT = re.compile(r"^(?:mtp\.|model\.mtp\.|.*\.mtp_layers?\.)|nextn")
 _LAYER = re.compile(r"\.\d+\.")
 _DTYPE_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-    "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-}  # fmt: skip
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+}
 #: The small files that say what a model is; their order is the order of the fingerprint.
 JSON_FILES = (
-    "config.json", "hf_quant_config.json", "generation_config.json", "model.safetensors.index.json", "tokenizer_config.json",
-    "tokenizer.json", "chat_template.json", "quantize_config.json", "preprocessor_config.json",
-)  # fmt: skip
+    "config.json",
+    "hf_quant_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "chat_template.json",
+    "quantize_config.json",
+    "preprocessor_config.json",
+)
 
 
 class Tensor(NamedTuple):
@@ -95,7 +116,8 @@ def read_safetensors_header(path: Path) -> Header:
     The file is 8 bytes of little-endian length, that many bytes of JSON, then the tensors' bytes.
 
     Raises:
-        UnreadableFile: missing, truncated, a length beyond the file or MAX_HEADER_BYTES, not JSON, or offsets outside the file.
+        UnreadableFile: missing, truncated, a length beyond the file or MAX_HEADER_BYTES, not JSON, or offsets
+        outside the file.
 
     Source: the safetensors format, github.com/huggingface/safetensors README, 'Format'.
     """
@@ -108,7 +130,12 @@ def read_safetensors_header(path: Path) -> Header:
                 raise _unreadable(path, "a safetensors file", f"{size} bytes", do)
             (length,) = struct.unpack("<Q", prefix)
             if length < 2 or length > size - 8 or length > MAX_HEADER_BYTES:
-                raise _unreadable(path, "a safetensors header inside the file", f"a header length of {length} in a file of {size} bytes", do)
+                raise _unreadable(
+                    path,
+                    "a safetensors header inside the file",
+                    f"a header length of {length} in a file of {size} bytes",
+                    do,
+                )
             raw = file.read(length)
         if len(raw) != length:
             raise _unreadable(path, f"a header of {length} bytes", f"{len(raw)} bytes", do)
@@ -139,14 +166,27 @@ def _tensor(path: Path, name: str, entry: Any, data_size: int) -> Tensor:
     except (TypeError, KeyError, ValueError):
         fine = False
     if not fine:
-        raise _unreadable(path, "dtype, shape and data_offsets for each tensor", f"{name[:80]}: {str(entry)[:80]}", "download the shard again")
+        raise _unreadable(
+            path,
+            "dtype, shape and data_offsets for each tensor",
+            f"{name[:80]}: {str(entry)[:80]}",
+            "download the shard again",
+        )
     if not begin <= end <= data_size:
         raise _unreadable(
-            path, "all tensors inside the file", f"{name[:80]} ends at {end} of {data_size} data bytes", "download the shard again: it is cut short"
-        )  # fmt: skip
+            path,
+            "all tensors inside the file",
+            f"{name[:80]} ends at {end} of {data_size} data bytes",
+            "download the shard again: it is cut short",
+        )
     width = _DTYPE_BYTES.get(dtype)
     if width is not None and math.prod(shape) * width != end - begin:
-        raise _unreadable(path, "as many bytes as dtype and shape ask for", f"{name[:80]}: {dtype} {shape} in {end - begin} bytes", "download it again")
+        raise _unreadable(
+            path,
+            "as many bytes as dtype and shape ask for",
+            f"{name[:80]}: {dtype} {shape} in {end - begin} bytes",
+            "download it again",
+        )
     return Tensor(dtype, tuple(shape), begin, end)
 
 
@@ -154,7 +194,9 @@ def scalar_value(dtype: str, raw: bytes) -> float | None:
     """The first number in `raw` by its safetensors dtype; None for a dtype that this reader doesn't know."""
     if dtype == "BF16" and len(raw) >= 2:
         return float(struct.unpack("<f", b"\0\0" + raw[:2])[0])
-    form = {"F64": "<d", "F32": "<f", "F16": "<e", "I8": "<b", "U8": "<B", "I16": "<h", "I32": "<i", "I64": "<q"}.get(dtype)
+    form = {"F64": "<d", "F32": "<f", "F16": "<e", "I8": "<b", "U8": "<B", "I16": "<h", "I32": "<i", "I64": "<q"}.get(
+        dtype
+    )
     if form is not None and len(raw) >= struct.calcsize(form):
         return float(struct.unpack_from(form, raw)[0])
     if dtype in ("F8_E4M3", "F8_E5M2") and raw:
@@ -185,12 +227,20 @@ def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> tuple[list[st
         return present, []
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
-        raise UnreadableFile("model.safetensors.index.json: expected a weight_map of tensor to file", "none", "download the index again")
-    wanted = sorted(set(weight_map.values()))
-    if foreign := [name for name in wanted if "/" in name or "\\" in name or name.startswith(".") or not name.endswith(".safetensors")]:
         raise UnreadableFile(
-            "model.safetensors.index.json: expected file names of this folder", ", ".join(n[:60] for n in foreign[:3]), "download the index again"
-        )  # fmt: skip
+            "model.safetensors.index.json: expected a weight_map of tensor to file", "none", "download the index again"
+        )
+    wanted = sorted(set(weight_map.values()))
+    if foreign := [
+        name
+        for name in wanted
+        if "/" in name or "\\" in name or name.startswith(".") or not name.endswith(".safetensors")
+    ]:
+        raise UnreadableFile(
+            "model.safetensors.index.json: expected file names of this folder",
+            ", ".join(n[:60] for n in foreign[:3]),
+            "download the index again",
+        )
     return wanted, [name for name in wanted if name not in present]
 
 
@@ -206,7 +256,14 @@ def _read_headers(folder: Path, index: Mapping[str, Any] | None) -> dict[str, He
             except UnreadableFile as error:
                 broken.append(str(error))
     if missing or broken:
-        told = [f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})"] if missing else []
+        told = (
+            [
+                f"{len(missing)} of {len(names)} shards are missing "
+                f"({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})"
+            ]
+            if missing
+            else []
+        )
         raise UnreadableFile(
             f"{folder.name}: expected all {len(names)} safetensors files whole",
             "; ".join(told + broken[:4]) + (f"; {len(broken) - 4} more are broken" if len(broken) > 4 else ""),
@@ -217,9 +274,10 @@ def _read_headers(folder: Path, index: Mapping[str, Any] | None) -> dict[str, He
         absent = [tensor for tensor in index["weight_map"] if tensor not in held]
         if absent:
             raise UnreadableFile(
-                f"{folder.name}: expected every tensor of the index in its shard", f"{len(absent)} are not there, first {absent[0][:80]}",
+                f"{folder.name}: expected every tensor of the index in its shard",
+                f"{len(absent)} are not there, first {absent[0][:80]}",
                 "index and shards are of different downloads: download both again",
-            )  # fmt: skip
+            )
     return headers
 
 
@@ -253,22 +311,32 @@ def _scales(folder: Path | None, headers: Mapping[str, Header]) -> ScaleTensors:
             if file is not None:
                 file.close()
     return ScaleTensors(
-        k_count=counts["k"], v_count=counts["v"], name_form="; ".join(form for form, _ in forms.most_common(4)) or None,
-        k_values=tuple(values["k"]), v_values=tuple(values["v"]), unread=tuple(unread[:20]), names_sample=tuple(sorted(names)[:4]),
-    )  # fmt: skip
+        k_count=counts["k"],
+        v_count=counts["v"],
+        name_form="; ".join(form for form, _ in forms.most_common(4)) or None,
+        k_values=tuple(values["k"]),
+        v_values=tuple(values["v"]),
+        unread=tuple(unread[:20]),
+        names_sample=tuple(sorted(names)[:4]),
+    )
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The context length that SGLang derives from the text model's configuration.
 
-    A RoPE factor multiplies it unless original_max_position_embeddings is given or the type is llama3. None: no field says it
+    A RoPE factor multiplies it unless original_max_position_embeddings is given or the type is llama3. None: no
+    field says it
     (SGLang then takes 2048).
 
     Source: SGLang `utils/hf_transformers/common.py:get_context_length`.
     """
     rope = config.get("rope_scaling") or config.get("rope_parameters")
     factor = 1.0
-    if isinstance(rope, Mapping) and "original_max_position_embeddings" not in rope and rope.get("rope_type") != "llama3":
+    if (
+        isinstance(rope, Mapping)
+        and "original_max_position_embeddings" not in rope
+        and rope.get("rope_type") != "llama3"
+    ):
         found = rope.get("factor", 1)
         if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found):
             factor = float(found)
@@ -281,13 +349,18 @@ def context_length(config: Mapping[str, Any]) -> int | None:
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any] | None:
     found = {
-        key: config[key] for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor") if config.get(key) is not None
+        key: config[key]
+        for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+        if config.get(key) is not None
     }
     return found or None
 
 
 def checkpoint_from_configs(
-    config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None = None, tensors: Mapping[str, Header] | None = None, **facts: Any
+    config: Mapping[str, Any],
+    hf_quant_config: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Header] | None = None,
+    **facts: Any,
 ) -> Checkpoint:
     """A Checkpoint from parsed files alone, without touching the disk.
 
@@ -314,7 +387,9 @@ def checkpoint_from_configs(
     findings = list(quantization.conflicts)
     declared = config.get("torch_dtype", config.get("dtype"))
     if not any(isinstance(c.get(k), str) for c in (text, config) for k in ("dtype", "torch_dtype")):
-        findings.append("config.json gives no dtype; SGLang then takes float16 (float32 downcast), unless --dtype is given")
+        findings.append(
+            "config.json gives no dtype; SGLang then takes float16 (float32 downcast), unless --dtype is given"
+        )
     elif declared is not None and "float32" in str(declared):
         findings.append("config.json says float32; SGLang runs it in 16 bits unless --dtype is given")
     counted: dict[str, Any] = {}
@@ -326,18 +401,29 @@ def checkpoint_from_configs(
         every = [tensor for header in tensors.values() for tensor in header.tensors]
         last = layout.num_hidden_layers if layout else None
         counted = {
-            "shards": len(tensors), "tensors": len(every), "parameters_by_dtype": dict(sorted(parameters.items())),
+            "shards": len(tensors),
+            "tensors": len(every),
+            "parameters_by_dtype": dict(sorted(parameters.items())),
             "weight_bytes": sum(t.end - t.begin for h in tensors.values() for t in h.tensors.values()),
             "draft_tensors": sum(1 for tensor in every if _is_draft(tensor, last)),
-        }  # fmt: skip
+        }
         facts.setdefault("scales", _scales(None, tensors))
     vocab = text.get("vocab_size", config.get("vocab_size"))
     return Checkpoint(
-        config=dict(config), hf_quant_config=dict(hf_quant_config) if hf_quant_config is not None else None, architecture_name=name,
-        architecture=layout, architecture_error=trouble, torch_dtype=model_dtype(config, text), quantization=quantization,
-        vocab_size=vocab if isinstance(vocab, int) and not isinstance(vocab, bool) else None, context_length=context_length(text),
-        rope=_rope(text), findings=tuple(findings), **counted, **facts,
-    )  # fmt: skip
+        config=dict(config),
+        hf_quant_config=dict(hf_quant_config) if hf_quant_config is not None else None,
+        architecture_name=name,
+        architecture=layout,
+        architecture_error=trouble,
+        torch_dtype=model_dtype(config, text),
+        quantization=quantization,
+        vocab_size=vocab if isinstance(vocab, int) and not isinstance(vocab, bool) else None,
+        context_length=context_length(text),
+        rope=_rope(text),
+        findings=tuple(findings),
+        **counted,
+        **facts,
+    )
 
 
 def _is_draft(name: str, last_layer: int | None) -> bool:
@@ -345,7 +431,13 @@ def _is_draft(name: str, last_layer: int | None) -> bool:
     if _DRAFT.search(name):
         return True
     match = re.search(r"(?:^|\.)layers\.(\d{1,6})\.", name)
-    return bool(match and last_layer is not None and int(match[1]) >= last_layer and "visual" not in name and "vision" not in name)
+    return bool(
+        match
+        and last_layer is not None
+        and int(match[1]) >= last_layer
+        and "visual" not in name
+        and "vision" not in name
+    )
 
 
 def _chat_template(folder: Path) -> str | None:
@@ -367,7 +459,11 @@ def _folder(path: str | os.PathLike[str]) -> Path:
         found = "a file" if folder.is_file() else "a folder without config.json" if folder.is_dir() else "nothing there"
     except (OSError, ValueError) as error:
         found = _why(error)
-    raise UnreadableFile(f"{str(path)[-200:]}: expected a checkpoint folder with config.json", found, "give the folder that holds the model's files")
+    raise UnreadableFile(
+        f"{str(path)[-200:]}: expected a checkpoint folder with config.json",
+        found,
+        "give the folder that holds the model's files",
+    )
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -377,10 +473,12 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         path: the folder with config.json.
 
     Returns:
-        the Checkpoint; an architecture without a row leaves `architecture` None with the reason (memory functions then raise).
+        the Checkpoint; an architecture without a row leaves `architecture` None with the reason (memory functions
+        then raise).
 
     Raises:
-        UnreadableFile: not a checkpoint folder, missing shards, a corrupt header, a JSON file that isn't one (all named).
+        UnreadableFile: not a checkpoint folder, missing shards, a corrupt header, a JSON file that isn't one (all
+        named).
     """
     folder = _folder(path)
     config = read_json(folder / "config.json")
@@ -390,20 +488,35 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     index = read_json(index_path) if index_path.is_file() else None
     headers = _read_headers(folder, index)
     tokenizers = tuple(
-        name for name in ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "merges.txt", "tiktoken.model")
+        name
+        for name in (
+            "tokenizer.json",
+            "tokenizer.model",
+            "tokenizer_config.json",
+            "vocab.json",
+            "merges.txt",
+            "tiktoken.model",
+        )
         if (folder / name).is_file()
-    )  # fmt: skip
+    )
     return checkpoint_from_configs(
-        config, quant, headers if headers else None, path=str(folder), generation_config=generation,
-        scales=_scales(folder, headers) if headers else None, chat_template=_chat_template(folder), tokenizer_files=tokenizers,
-    )  # fmt: skip
+        config,
+        quant,
+        headers if headers else None,
+        path=str(folder),
+        generation_config=generation,
+        scales=_scales(folder, headers) if headers else None,
+        chat_template=_chat_template(folder),
+        tokenizer_files=tokenizers,
+    )
 
 
 def model_fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What identifies a checkpoint without reading its weights.
 
     Returns:
-        `sha256` over all of the rest; `files`: name to sha256 of each JSON file and tokenizer file; `shards`: name to header_sha256,
+        `sha256` over all of the rest; `files`: name to sha256 of each JSON file and tokenizer file; `shards`: name
+        to header_sha256,
         size in bytes and mtime_ns. Two folders with equal header hashes and sizes may still differ in weight bytes.
 
     Raises:
@@ -420,7 +533,10 @@ def model_fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
         name: {"header_sha256": header.sha256, "size": header.file_size, "mtime_ns": (folder / name).stat().st_mtime_ns}
         for name, header in sorted(_read_headers(folder, index).items())
     }
-    content = {"files": files, "shards": {name: {k: v for k, v in shard.items() if k != "mtime_ns"} for name, shard in shards.items()}}
+    content = {
+        "files": files,
+        "shards": {name: {k: v for k, v in shard.items() if k != "mtime_ns"} for name, shard in shards.items()},
+    }
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return {"sha256": digest, "files": files, "shards": shards}
 

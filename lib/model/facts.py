@@ -15,8 +15,18 @@ from lib.records import Record
 
 #: The releases whose source the rules of this folder were read from; between two of them the older one's rule holds.
 VERSIONS_READ = (
-    "0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23",
-)  # fmt: skip
+    "0.5.11",
+    "0.5.12.post1",
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15.post1",
+    "0.5.16",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.21",
+    "0.5.23",
+)
 DEFAULT_SGLANG_VERSION = "0.5.15.post1"
 
 _VERSION = re.compile(r"v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\.?(?:post|rc|dev)(\d{1,6}))?(?:[.+-][\w.+-]*)?", re.ASCII)
@@ -52,7 +62,8 @@ def version_note(version: str) -> str | None:
 class RecurrentState(Record):
     """Shape of the fixed state that one layer keeps per request slot, before it is divided over tensor-parallel ranks.
 
-    `gdn`, `mamba2`, `lightning`: convolution window (intermediate_size + 2 * n_groups * state_size) x (conv_kernel - 1),
+    `gdn`, `mamba2`, `lightning`: convolution window (intermediate_size + 2 * n_groups * state_size) x (conv_kernel
+    - 1),
     state num_heads x head_dim x state_size. `kda`: windows for q, k and v of num_heads * head_dim each. `short_conv`:
     a convolution window only. Source: SGLang `configs/mamba_utils.py` (`Mamba2StateShape`, `KimiLinearStateShape`).
     """
@@ -71,7 +82,8 @@ class RecurrentState(Record):
 class LayerGroup(Record):
     """Layers that keep the same thing in memory.
 
-    `full_attention` and `sliding_window` keep K and V of `kv_heads` x (`k_head_dim` + `v_head_dim`) per token, `mla` one
+    `full_attention` and `sliding_window` keep K and V of `kv_heads` x (`k_head_dim` + `v_head_dim`) per token,
+    `mla` one
     latent of `kv_lora_rank` + `qk_rope_head_dim` per token on every rank, `recurrent` a state per request slot.
     """
 
@@ -84,7 +96,9 @@ class LayerGroup(Record):
     window: int | None = None
     kv_lora_rank: int | None = None
     qk_rope_head_dim: int | None = None
-    index_head_dim: int | None = Field(default=None, description="sparse-attention indexer key beside each token, if any")
+    index_head_dim: int | None = Field(
+        default=None, description="sparse-attention indexer key beside each token, if any"
+    )
     index_layers: int | None = Field(default=None, description="layers of this group that keep an indexer key")
     index_copies: int = Field(default=1, description="1: key only; 2: key and value")
     state: RecurrentState | None = None
@@ -100,7 +114,9 @@ class Architecture(Record):
     draft_layers: int | None = Field(default=None, description="MTP/NEXTN layers that the configuration declares")
     multimodal: bool = False
     vision_layers: int | None = None
-    vision_layers_named: bool = Field(default=False, description="the tower says num_hidden_layers, which SGLang looks for")
+    vision_layers_named: bool = Field(
+        default=False, description="the tower says num_hidden_layers, which SGLang looks for"
+    )
     vision_hidden_size: int | None = None
     hybrid_swa_since: str | None = Field(
         default=None, description="SGLang release from which sliding layers get a pool of their own; None: never"
@@ -126,7 +142,8 @@ class Architecture(Record):
 class Quantization(Record):
     """What the checkpoint's files declare about the precision of weights and KV cache, and where.
 
-    `weights_method` is the name under which SGLang loads it; `kv_declared` is what any of the files says of the KV cache
+    `weights_method` is the name under which SGLang loads it; `kv_declared` is what any of the files says of the KV
+    cache
     (what is *allocated* depends on version and flag: `quantization.resolve_kv_cache_dtype`).
     """
 
@@ -137,7 +154,9 @@ class Quantization(Record):
     producer: str | None = None
     excluded_modules: int | None = None
     quantized_layers: dict[str, int] = {}
-    kv_declared: str | None = Field(default=None, description="fp8 | nvfp4 | mxfp8 | int8 | other | None (nothing declared)")
+    kv_declared: str | None = Field(
+        default=None, description="fp8 | nvfp4 | mxfp8 | int8 | other | None (nothing declared)"
+    )
     kv_declared_in: tuple[str, ...] = ()
     kv_scheme: Any = None
     source: str | None = Field(default=None, description="the file and key that SGLang takes first")
@@ -185,7 +204,9 @@ class Checkpoint(Record):
     context_length: int | None = None
     rope: dict[str, Any] | None = None
     generation_config: dict[str, Any] | None = None
-    chat_template: str | None = Field(default=None, description="file (and key) that holds one; None: no chat template found")
+    chat_template: str | None = Field(
+        default=None, description="file (and key) that holds one; None: no chat template found"
+    )
     tokenizer_files: tuple[str, ...] = ()
     shards: int | None = None
     tensors: int | None = None

@@ -1,6 +1,7 @@
 """Bytes per token, fixed state per request, and the pools as SGLang of a given version splits them. Pure.
 
-All sizes are bytes unless the name says GiB (2**30; SGLang's log lines print GiB as "GB"). Per GPU means one tensor-parallel rank.
+All sizes are bytes unless the name says GiB (2**30; SGLang's log lines print GiB as "GB"). Per GPU means one
+tensor-parallel rank.
 """
 
 from __future__ import annotations
@@ -13,22 +14,33 @@ from pydantic import Field
 
 from lib.errors import BadInput, UnknownArchitecture
 from lib.model.architectures import text_config
-from lib.model.facts import DEFAULT_SGLANG_VERSION, Architecture, Checkpoint, LayerGroup, RecurrentState, since, version_note
+from lib.model.facts import (
+    DEFAULT_SGLANG_VERSION,
+    Architecture,
+    Checkpoint,
+    LayerGroup,
+    RecurrentState,
+    since,
+    version_note,
+)
 from lib.model.quantization import DTYPE_BYTES, resolve_kv_cache_dtype, torch_name
 from lib.records import Record
 
 GIB = 1 << 30
 #: What a log calls "GB" on its host-memory lines (HiCache) is decimal, while pool lines mean GiB.
 DECIMAL_GB = 10**9
-#: Memory of an H200 that was gone before weights were loaded (143,771 MiB in all, 139.13 GiB free at "Load weight begin").
+#: Memory of an H200 that was gone before weights were loaded (143,771 MiB in all, 139.13 GiB free at "Load weight
+#: begin").
 CONTEXT_GIB_MEASURED = 1.27
 
 
 class KvBytes(Record):
     """KV cache bytes per token, per GPU and for the whole box, by group.
 
-    `per_gpu` is what one more token costs in the pool that max_total_num_tokens counts; `sliding_per_gpu` is what a token
-    costs as long as it is inside the window, where sliding layers have a pool of their own; `draft_per_gpu` comes on top.
+    `per_gpu` is what one more token costs in the pool that max_total_num_tokens counts; `sliding_per_gpu` is what
+    a token
+    costs as long as it is inside the window, where sliding layers have a pool of their own; `draft_per_gpu` comes
+    on top.
     """
 
     dtype: str
@@ -75,7 +87,9 @@ class PoolPrediction(Record):
     available_gib: float | None
     slack_gib: float | None
     rest_gib: float | None = Field(description="what the pools share, before the recurrent state")
-    cell_bytes: float = Field(description="what SGLang divides the budget by; can differ from what a token really takes")
+    cell_bytes: float = Field(
+        description="what SGLang divides the budget by; can differ from what a token really takes"
+    )
     bytes_per_token: int
     max_total_num_tokens: int
     profiled_tokens: int | None = None
@@ -92,8 +106,12 @@ class PoolPrediction(Record):
     slots_per_request: int | None = None
     max_running_requests: int | None = None
     context_length: int | None = None
-    full_length_requests: float | None = Field(default=None, description="requests of the full context that fit, by tokens")
-    overcommitted_gib: float | None = Field(default=None, description="allocated beyond the budget, where SGLang's cell is too small")
+    full_length_requests: float | None = Field(
+        default=None, description="requests of the full context that fit, by tokens"
+    )
+    overcommitted_gib: float | None = Field(
+        default=None, description="allocated beyond the budget, where SGLang's cell is too small"
+    )
     notes: tuple[str, ...] = ()
 
 
@@ -109,7 +127,9 @@ class PoolReading(Record):
 
 
 class PoolExplanation(Record):
-    """What dtype, fraction and speculation explain a pool that a log reports; `bytes_per_token` is measured where sizes are given."""
+    """What dtype, fraction and speculation explain a pool that a log reports; `bytes_per_token` is measured where
+    sizes are given.
+    """
 
     tokens: int
     bytes_per_token: float | None
@@ -126,9 +146,11 @@ def require_architecture(checkpoint: Checkpoint) -> Architecture:
     """
     if checkpoint.architecture is None:
         raise UnknownArchitecture(
-            "expected an architecture with a known memory layout", checkpoint.architecture_name[:100],
-            "add a row to lib/model/architectures.py: which layers keep K and V, which a window, a latent or a fixed state, and the source",
-        )  # fmt: skip
+            "expected an architecture with a known memory layout",
+            checkpoint.architecture_name[:100],
+            "add a row to lib/model/architectures.py: which layers keep K and V, which a window, a latent or a fixed "
+            "state, and the source",
+        )
     return checkpoint.architecture
 
 
@@ -142,7 +164,9 @@ def attention_tp(tp: int, dp_attention: int = 1) -> int:
     """Ranks that share the attention heads: tp, or tp / dp with DP attention."""
     _positive(tp, "tp")
     if tp % _positive(dp_attention, "dp_attention"):
-        raise BadInput("expected a DP attention size that divides tp", f"tp {tp}, dp {dp_attention}", "check --tp and --dp")
+        raise BadInput(
+            "expected a DP attention size that divides tp", f"tp {tp}, dp {dp_attention}", "check --tp and --dp"
+        )
     return tp // dp_attention
 
 
@@ -169,9 +193,11 @@ def _kv_sides(group: LayerGroup, attn_tp: int, dtype: str, version: str) -> tupl
 
 
 def _latent_bytes(group: LayerGroup, dtype: str, raw_layout: bool) -> int:
-    """MLA latent per layer. With an indexer and e4m3, SGLang keeps lora bytes, a float scale per 128 and the RoPE part in bf16.
+    """MLA latent per layer. With an indexer and e4m3, SGLang keeps lora bytes, a float scale per 128 and the RoPE
+    part in bf16.
 
-    Source: SGLang `calculate_mla_kv_cache_dim` (0.5.15.post1 `model_runner_kv_cache_mixin.py`). Example: 512 + 16 + 128 = 656.
+    Source: SGLang `calculate_mla_kv_cache_dim` (0.5.15.post1 `model_runner_kv_cache_mixin.py`). Example: 512 + 16
+    + 128 = 656.
     """
     lora, rope = group.kv_lora_rank or 0, group.qk_rope_head_dim or 0
     if group.index_head_dim and dtype == "float8_e4m3fn" and not raw_layout:
@@ -180,7 +206,9 @@ def _latent_bytes(group: LayerGroup, dtype: str, raw_layout: bool) -> int:
 
 
 def _indexer_bytes(group: LayerGroup, own_dtype: str) -> int:
-    """Indexer keys of the whole group per token. DSA: 1 byte each and a 4-byte scale per 128; MiniMax M3: in the model's dtype."""
+    """Indexer keys of the whole group per token. DSA: 1 byte each and a 4-byte scale per 128; MiniMax M3: in the
+    model's dtype.
+    """
     if not group.index_head_dim or not group.index_layers:
         return 0
     dim = group.index_head_dim
@@ -192,17 +220,30 @@ def swa_pool(checkpoint: Checkpoint, sglang_version: str, disable_hybrid_swa_mem
     """Whether sliding layers get a pool of their own in this release (else they are kept at full length)."""
     layout = require_architecture(checkpoint)
     first = layout.hybrid_swa_since
-    return bool(first and layout.group("sliding_window") and since(sglang_version, first) and not disable_hybrid_swa_memory)
+    return bool(
+        first and layout.group("sliding_window") and since(sglang_version, first) and not disable_hybrid_swa_memory
+    )
 
 
 def kv_bytes_per_token(
-    checkpoint: Checkpoint, tp: int = 1, dtype: str = "auto", *, sglang_version: str = DEFAULT_SGLANG_VERSION, dp_attention: int = 1,
-    draft_layers: int = 0, disable_hybrid_swa_memory: bool = False, raw_mla_layout: bool = False, platform: str = "cuda", sm: int | None = None,
-) -> KvBytes:  # fmt: skip
+    checkpoint: Checkpoint,
+    tp: int = 1,
+    dtype: str = "auto",
+    *,
+    sglang_version: str = DEFAULT_SGLANG_VERSION,
+    dp_attention: int = 1,
+    draft_layers: int = 0,
+    disable_hybrid_swa_memory: bool = False,
+    raw_mla_layout: bool = False,
+    platform: str = "cuda",
+    sm: int | None = None,
+) -> KvBytes:
     """KV cache bytes per token, per GPU and for the whole box, by group.
 
-    MHA/GQA: max(1, H_kv // attn_tp) * (d_k + d_v) * layers * bytes. MLA: (kv_lora_rank + qk_rope_head_dim) * layers * bytes on
-    every rank, undivided, plus the indexer's key where there is one. Sliding layers count apart when they have their own pool.
+    MHA/GQA: max(1, H_kv // attn_tp) * (d_k + d_v) * layers * bytes. MLA: (kv_lora_rank + qk_rope_head_dim) *
+    layers * bytes on
+    every rank, undivided, plus the indexer's key where there is one. Sliding layers count apart when they have
+    their own pool.
 
     Args:
         checkpoint: the model.
@@ -218,11 +259,16 @@ def kv_bytes_per_token(
         UnknownArchitecture, BadInput.
 
     Source: SGLang `model_executor/pool_configurator.py`, `configs/model_config.py`.
-    Example: SmolLM2-135M, bf16: 30 layers * 3 heads * (64 + 64) * 2 = 23,040 B; Qwen3.5-397B on 8 ranks, bf16: 15 * 512 * 2 = 15,360 B.
+    Example: SmolLM2-135M, bf16: 30 layers * 3 heads * (64 + 64) * 2 = 23,040 B; Qwen3.5-397B on 8 ranks, bf16: 15
+    * 512 * 2 = 15,360 B.
     """
     layout = require_architecture(checkpoint)
     attn_tp = attention_tp(tp, dp_attention)
-    name = resolve_kv_cache_dtype(checkpoint, dtype, sglang_version, platform=platform, sm=sm).dtype if dtype == "auto" else torch_name(dtype)
+    name = (
+        resolve_kv_cache_dtype(checkpoint, dtype, sglang_version, platform=platform, sm=sm).dtype
+        if dtype == "auto"
+        else torch_name(dtype)
+    )
     own_pool = swa_pool(checkpoint, sglang_version, disable_hybrid_swa_memory)
     groups: dict[str, int] = {}
     k = v = sliding_k = sliding_v = latent = indexer = logical = 0
@@ -252,31 +298,52 @@ def kv_bytes_per_token(
         groups["indexer"] = indexer
     per_gpu = k + v + latent + indexer
     logical += latent + indexer
-    draft = _draft_bytes(checkpoint, layout, attn_tp, name, sglang_version, _positive(draft_layers, "draft_layers", 0), raw_mla_layout)
+    draft = _draft_bytes(
+        checkpoint, layout, attn_tp, name, sglang_version, _positive(draft_layers, "draft_layers", 0), raw_mla_layout
+    )
     if per_gpu == 0 and sliding_k + sliding_v:
         per_gpu, logical = sliding_k + sliding_v, sum(_kv_sides(layout.groups[0], 1, name, sglang_version))
     return KvBytes(
-        dtype=name, tp=tp, attn_tp=attn_tp, per_gpu=per_gpu, k_per_gpu=None if latent else k, v_per_gpu=None if latent else v, groups=groups,
-        sliding_per_gpu=sliding_k + sliding_v, sliding_k_per_gpu=sliding_k, sliding_v_per_gpu=sliding_v, draft_per_gpu=draft,
-        draft_layers=draft_layers, whole_box=per_gpu * tp, logical=logical, kv_heads_per_gpu=heads,
-        replication=per_gpu * attn_tp / logical if logical else 1.0, growth_beyond_window=per_gpu,
-    )  # fmt: skip
+        dtype=name,
+        tp=tp,
+        attn_tp=attn_tp,
+        per_gpu=per_gpu,
+        k_per_gpu=None if latent else k,
+        v_per_gpu=None if latent else v,
+        groups=groups,
+        sliding_per_gpu=sliding_k + sliding_v,
+        sliding_k_per_gpu=sliding_k,
+        sliding_v_per_gpu=sliding_v,
+        draft_per_gpu=draft,
+        draft_layers=draft_layers,
+        whole_box=per_gpu * tp,
+        logical=logical,
+        kv_heads_per_gpu=heads,
+        replication=per_gpu * attn_tp / logical if logical else 1.0,
+        growth_beyond_window=per_gpu,
+    )
 
 
 def _as_counted(group: LayerGroup, layout: Architecture, own_pool: bool) -> LayerGroup:
     """Without a pool of their own, sliding layers are kept with the full layers' geometry."""
     full = layout.group("full_attention")
     if group.kind == "sliding_window" and not own_pool and full is not None:
-        return group.model_copy(update={"kv_heads": full.kv_heads, "k_head_dim": full.k_head_dim, "v_head_dim": full.v_head_dim})
+        return group.model_copy(
+            update={"kv_heads": full.kv_heads, "k_head_dim": full.k_head_dim, "v_head_dim": full.v_head_dim}
+        )
     return group
 
 
-def _draft_bytes(checkpoint: Checkpoint, layout: Architecture, attn_tp: int, dtype: str, version: str, layers: int, raw: bool) -> int:
+def _draft_bytes(
+    checkpoint: Checkpoint, layout: Architecture, attn_tp: int, dtype: str, version: str, layers: int, raw: bool
+) -> int:
     """Bytes per token of `layers` draft layers with the target's attention geometry."""
     if not layers:
         return 0
     model = layout.group("mla") or layout.group("full_attention") or layout.groups[0]
-    one = model.model_copy(update={"layers": tuple(range(layers)), "index_layers": layers if model.index_layers else None})
+    one = model.model_copy(
+        update={"layers": tuple(range(layers)), "index_layers": layers if model.index_layers else None}
+    )
     if model.kind == "mla":
         return _latent_bytes(one, dtype, raw) * layers + _indexer_bytes(one, checkpoint.torch_dtype or "bfloat16")
     return sum(_kv_sides(one, attn_tp, dtype, version))
@@ -296,7 +363,9 @@ def state_elements(state: RecurrentState, attn_tp: int) -> tuple[int, int]:
     """
     if state.kind == "kda":
         width = _divide(state.num_heads * state.head_dim, attn_tp, "num_heads * head_dim of linear attention")
-        return 3 * width * (state.conv_kernel - 1), _divide(state.num_heads, attn_tp, "linear attention heads") * state.head_dim**2
+        return 3 * width * (state.conv_kernel - 1), _divide(
+            state.num_heads, attn_tp, "linear attention heads"
+        ) * state.head_dim**2
     if state.kind == "short_conv":
         groups = state.n_groups if state.n_groups % attn_tp == 0 else attn_tp
         width = _divide(state.intermediate_size + 2 * groups * state.state_size, attn_tp, "the convolution width")
@@ -308,7 +377,12 @@ def state_elements(state: RecurrentState, attn_tp: int) -> tuple[int, int]:
 
 
 def state_bytes_per_slot(
-    checkpoint: Checkpoint, tp: int = 1, *, dp_attention: int = 1, mamba_ssm_dtype: str | None = None, conv_dtype: str = "bfloat16"
+    checkpoint: Checkpoint,
+    tp: int = 1,
+    *,
+    dp_attention: int = 1,
+    mamba_ssm_dtype: str | None = None,
+    conv_dtype: str = "bfloat16",
 ) -> StateBytes | None:
     """Fixed state per request slot and GPU; None for a model without recurrent layers.
 
@@ -321,16 +395,28 @@ def state_bytes_per_slot(
     if group is None or group.state is None:
         return None
     text, _ = text_config(checkpoint.config)
-    said = text.get("mamba_ssm_dtype", checkpoint.config.get("mamba_ssm_dtype")) if group.state.dtype_from_config else None
+    said = (
+        text.get("mamba_ssm_dtype", checkpoint.config.get("mamba_ssm_dtype")) if group.state.dtype_from_config else None
+    )
     ssm_dtype = mamba_ssm_dtype or (said if said in ("float32", "bfloat16", "float16") else "float32")
     if ssm_dtype not in ("float32", "bfloat16", "float16") or conv_dtype not in ("float32", "bfloat16", "float16"):
-        raise BadInput("expected mamba_ssm_dtype float32, bfloat16 or float16", repr(ssm_dtype)[:40], "check --mamba-ssm-dtype")
+        raise BadInput(
+            "expected mamba_ssm_dtype float32, bfloat16 or float16", repr(ssm_dtype)[:40], "check --mamba-ssm-dtype"
+        )
     conv, ssm = state_elements(group.state, attention_tp(tp, dp_attention))
-    conv_bytes, ssm_bytes = int(conv * DTYPE_BYTES[conv_dtype]) * len(group.layers), int(ssm * DTYPE_BYTES[ssm_dtype]) * len(group.layers)
+    conv_bytes, ssm_bytes = (
+        int(conv * DTYPE_BYTES[conv_dtype]) * len(group.layers),
+        int(ssm * DTYPE_BYTES[ssm_dtype]) * len(group.layers),
+    )
     return StateBytes(
-        kind=group.state.kind, layers=len(group.layers), conv_dtype=conv_dtype, ssm_dtype=ssm_dtype, conv=conv_bytes, ssm=ssm_bytes,
+        kind=group.state.kind,
+        layers=len(group.layers),
+        conv_dtype=conv_dtype,
+        ssm_dtype=ssm_dtype,
+        conv=conv_bytes,
+        ssm=ssm_bytes,
         per_slot=conv_bytes + ssm_bytes,
-    )  # fmt: skip
+    )
 
 
 def state_pool_gib(per_slot: int, slots: int) -> float:
@@ -347,13 +433,17 @@ def logged_pool_tokens_bytes(size: float, tokens: int, unit: Literal["gib", "gb"
 
 
 def prefill_graph_sizes(largest: int) -> int:
-    """How many prefill graph sizes SGLang generates up to `largest` tokens. Source: 0.5.15.post1 `server_args.py`. 8192 gives 58."""
+    """How many prefill graph sizes SGLang generates up to `largest` tokens. Source: 0.5.15.post1 `server_args.py`.
+    8192 gives 58.
+    """
     parts = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256))
     return sum(len(range(a, min(b, largest + 1), step)) for a, b, step in parts) + len(range(4608, largest + 1, 512))
 
 
 def chunk_and_graph_defaults(gpu_memory_mib: float, tp: int, sglang_version: str) -> tuple[int, int]:
-    """Default chunked_prefill_size and largest decode graph batch by the GPU's memory. Source: `_handle_gpu_memory_settings`."""
+    """Default chunked_prefill_size and largest decode graph batch by the GPU's memory. Source:
+    `_handle_gpu_memory_settings`.
+    """
     g, wide = gpu_memory_mib / 1024, tp >= 4
     if g < 20:
         return 2048, 8
@@ -367,15 +457,28 @@ def chunk_and_graph_defaults(gpu_memory_mib: float, tp: int, sglang_version: str
 
 
 def mem_fraction_static_default(
-    checkpoint: Checkpoint, gpu_memory_mib: float, *, tp: int = 1, pp: int = 1, sglang_version: str = DEFAULT_SGLANG_VERSION,
-    chunked_prefill_size: int | None = None, cuda_graph_max_bs: int | None = None, disable_cuda_graph: bool = False,
-    prefill_graphs: bool = True, speculative_algorithm: str | None = None, dp_attention: int = 1, max_running_requests: int | None = None,
-    max_total_tokens: int | None = None, multimodal: bool | None = None,
-) -> float:  # fmt: skip
+    checkpoint: Checkpoint,
+    gpu_memory_mib: float,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    sglang_version: str = DEFAULT_SGLANG_VERSION,
+    chunked_prefill_size: int | None = None,
+    cuda_graph_max_bs: int | None = None,
+    disable_cuda_graph: bool = False,
+    prefill_graphs: bool = True,
+    speculative_algorithm: str | None = None,
+    dp_attention: int = 1,
+    max_running_requests: int | None = None,
+    max_total_tokens: int | None = None,
+    multimodal: bool | None = None,
+) -> float:
     """mem_fraction_static as SGLang derives it when the flag isn't given.
 
-    reserved MiB = 512 + 1.5 * chunk + 2 * max_bs + 1024 * tp * pp / 8 + 8 * prefill graph sizes (MLA: 1536), at least 10,240
-    above 60 GiB, plus 4,096 for EAGLE-family speculation up to 0.5.13; f = round((total - reserved) / total, 3); multimodal models
+    reserved MiB = 512 + 1.5 * chunk + 2 * max_bs + 1024 * tp * pp / 8 + 8 * prefill graph sizes (MLA: 1536), at
+    least 10,240
+    above 60 GiB, plus 4,096 for EAGLE-family speculation up to 0.5.13; f = round((total - reserved) / total, 3);
+    multimodal models
     take a further factor by their vision tower.
 
     Source: SGLang 0.5.11 and 0.5.15.post1 `server_args.py`, 0.5.23 `arg_groups/memory_hook.py`.
@@ -412,9 +515,11 @@ def mem_fraction_static_default(
 
 
 def vision_factor(layout: Architecture) -> float:
-    """What a vision tower takes off mem_fraction_static: 0.95, less 0.1 per doubling of a ViT-L's size, between 0.8 and 1.05.
+    """What a vision tower takes off mem_fraction_static: 0.95, less 0.1 per doubling of a ViT-L's size, between
+    0.8 and 1.05.
 
-    The tower's field names count: without num_hidden_layers 24 and without hidden_size 1024 are taken (Qwen names it `depth`, so 24).
+    The tower's field names count: without num_hidden_layers 24 and without hidden_size 1024 are taken (Qwen names
+    it `depth`, so 24).
     Source: SGLang `adjust_mem_fraction_for_vlm`.
     """
     layers = layout.vision_layers if layout.vision_layers_named else 24
@@ -426,7 +531,11 @@ def vision_factor(layout: Architecture) -> float:
 
 
 def slots_per_request(
-    sglang_version: str, *, strategy: str | None = None, disable_radix_cache: bool = False, disable_overlap_schedule: bool = False
+    sglang_version: str,
+    *,
+    strategy: str | None = None,
+    disable_radix_cache: bool = False,
+    disable_overlap_schedule: bool = False,
 ) -> int:
     """State slots that a running request may take: 1 without radix cache, 3 with, and 1 or 2 more for extra buffers.
 
@@ -437,7 +546,11 @@ def slots_per_request(
         return 1
     name = strategy if strategy not in (None, "auto") else _default_strategy(sglang_version, disable_overlap_schedule)
     if name not in ("no_buffer", "extra_buffer", "extra_buffer_lazy"):
-        raise BadInput("expected a mamba strategy: auto, no_buffer, extra_buffer, extra_buffer_lazy", repr(strategy)[:40], "check the flag")
+        raise BadInput(
+            "expected a mamba strategy: auto, no_buffer, extra_buffer, extra_buffer_lazy",
+            repr(strategy)[:40],
+            "check the flag",
+        )
     if name == "no_buffer":
         return 3
     return 3 + (1 if disable_overlap_schedule or name == "extra_buffer_lazy" else 2)
@@ -456,16 +569,28 @@ class _Budget(Record):
 
 
 def _after_state(
-    rest: float, per_slot: int, version: str, *, ratio: float, slots_each: int, draft_tokens: int, requests: int | None,
-    explicit: int | None, no_radix: bool,
-) -> _Budget:  # fmt: skip
-    """The split between recurrent state and KV cache. Source: `handle_max_mamba_cache` of 0.5.11, 0.5.15.post1 and 0.5.18."""
+    rest: float,
+    per_slot: int,
+    version: str,
+    *,
+    ratio: float,
+    slots_each: int,
+    draft_tokens: int,
+    requests: int | None,
+    explicit: int | None,
+    no_radix: bool,
+) -> _Budget:
+    """The split between recurrent state and KV cache. Source: `handle_max_mamba_cache` of 0.5.11, 0.5.15.post1 and
+    0.5.18.
+    """
     speculative = draft_tokens > 0
     joint, padded = since(version, "0.5.13"), since(version, "0.5.18")
     pad = 1 if padded else 0
     scratch = 0.0
     if speculative and requests is None:
-        raise BadInput("expected max_running_requests with speculation", "none", "SGLang takes 48 when the flag isn't given")
+        raise BadInput(
+            "expected max_running_requests with speculation", "none", "SGLang takes 48 when the flag isn't given"
+        )
     if speculative and not joint:
         scratch = float(per_slot * (requests or 0) * draft_tokens)
         rest -= scratch
@@ -484,15 +609,55 @@ def _after_state(
         scratch = float(per_slot * (running + pad) * draft_tokens)
         rest -= scratch
     if slots <= 0:
-        raise BadInput("expected memory for at least one recurrent state slot", f"{slots} slots", "raise mem_fraction_static or lower max_running_requests")
+        raise BadInput(
+            "expected memory for at least one recurrent state slot",
+            f"{slots} slots",
+            "raise mem_fraction_static or lower max_running_requests",
+        )
     return _Budget(kv=rest - per_slot * (slots + pad), slots=slots, scratch=scratch)
 
 
-def _cell(checkpoint: Checkpoint, kv: KvBytes, version: str, draft_layers: int, swa_ratio: float) -> float:
-    """What SGLang divides the budget by. Not always what a token takes: up to 0.5.16 a sparse-attention FP8 latent is budgeted
-    at 576 bytes a layer and takes 656, and up to 0.5.13 draft layers are not budgeted at all."""
+#: Architectures whose MTP draft is found in the model's own folder, so that SGLang fills in
+#: speculative_draft_model_path itself.
+#: Only with that path set are draft layers budgeted. Source: `arg_groups/speculative_hook.py` of 0.5.14 to 0.5.23.
+SELF_DRAFTING = frozenset(
+    [
+        "DeepseekV32ForCausalLM",
+        "DeepseekV3ForCausalLM",
+        "DeepseekV4ForCausalLM",
+        "Glm4MoeForCausalLM",
+        "Glm4MoeLiteForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "BailingMoeForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        "BailingMoeV2_5ForCausalLM",
+        "MistralLarge3ForCausalLM",
+        "PixtralForConditionalGeneration",
+        "HYV3ForCausalLM",
+    ]
+)
+
+
+def draft_layers_budgeted(
+    checkpoint: Checkpoint, sglang_version: str, draft_layers: int, draft_model_path: str | None = None
+) -> int:
+    """How many of the draft's layers SGLang charges to the pool's budget: none up to 0.5.13, and none later either
+    unless a draft
+    model path is given or the architecture fills it in. So NEXTN on Qwen3.5 without a path allocates its draft
+    pool on top.
+
+    Source: `_resolve_eagle_aux_hidden_state` (0.5.16), seen on an H200: 7,880,505 tokens where a charged draft
+    would give 5.26 M.
+    """
+    named = draft_model_path is not None or checkpoint.architecture_name in SELF_DRAFTING
+    return draft_layers if named and since(sglang_version, "0.5.14") else 0
+
+
+def _cell(checkpoint: Checkpoint, kv: KvBytes, version: str, counted: int, swa_ratio: float) -> float:
+    """What SGLang divides the budget by. Not always what a token takes: up to 0.5.16 a sparse-attention FP8 latent
+    is budgeted
+    at 576 bytes a layer and takes 656, and draft layers are often not budgeted at all (`counted` are)."""
     layout = require_architecture(checkpoint)
-    counted = draft_layers if since(version, "0.5.14") else 0
     if kv.sliding_per_gpu:
         full, draft = layout.group("full_attention"), 0
         if full is None:
@@ -503,27 +668,56 @@ def _cell(checkpoint: Checkpoint, kv: KvBytes, version: str, draft_layers: int, 
     base = kv.per_gpu
     group = layout.group("mla")
     if group is not None and group.index_head_dim and kv.dtype == "float8_e4m3fn" and not since(version, "0.5.18"):
-        base = ((group.kv_lora_rank or 0) + (group.qk_rope_head_dim or 0)) * len(group.layers) + kv.groups.get("indexer", 0)
+        base = ((group.kv_lora_rank or 0) + (group.qk_rope_head_dim or 0)) * len(group.layers) + kv.groups.get(
+            "indexer", 0
+        )
     return float(int(base * (1 + counted / max(1, layout.kv_layers)))) if counted else float(base)
 
 
 def predict_pools(
-    checkpoint: Checkpoint, *, tp: int = 1, kv_cache_dtype: str = "auto", sglang_version: str = DEFAULT_SGLANG_VERSION,
-    gpu_memory_mib: float | None = None, pre_load_gib: float | None = None, available_gib: float | None = None,
-    weights_gib: float | None = None, mem_fraction_static: float | None = None, max_total_tokens: int | None = None,
-    max_running_requests: int | None = None, page_size: int = 1, context_length: int | None = None, dp_attention: int = 1, pp: int = 1,
-    speculative_algorithm: str | None = None, speculative_num_draft_tokens: int | None = None, draft_layers: int | None = None,
-    draft_weights_gib: float = 0.0, mamba_full_memory_ratio: float = 0.9, max_mamba_cache_size: int | None = None,
-    mamba_strategy: str | None = None, mamba_ssm_dtype: str | None = None, disable_radix_cache: bool = False,
-    disable_overlap_schedule: bool = False, swa_full_tokens_ratio: float = 0.8, disable_hybrid_swa_memory: bool = False,
-    chunked_prefill_size: int | None = None, cuda_graph_max_bs: int | None = None, multimodal: bool | None = None, platform: str = "cuda",
+    checkpoint: Checkpoint,
+    *,
+    tp: int = 1,
+    kv_cache_dtype: str = "auto",
+    sglang_version: str = DEFAULT_SGLANG_VERSION,
+    gpu_memory_mib: float | None = None,
+    pre_load_gib: float | None = None,
+    available_gib: float | None = None,
+    weights_gib: float | None = None,
+    mem_fraction_static: float | None = None,
+    max_total_tokens: int | None = None,
+    max_running_requests: int | None = None,
+    page_size: int = 1,
+    context_length: int | None = None,
+    dp_attention: int = 1,
+    pp: int = 1,
+    speculative_algorithm: str | None = None,
+    speculative_num_draft_tokens: int | None = None,
+    draft_layers: int | None = None,
+    speculative_draft_model_path: str | None = None,
+    draft_weights_gib: float = 0.0,
+    mamba_full_memory_ratio: float = 0.9,
+    max_mamba_cache_size: int | None = None,
+    mamba_strategy: str | None = None,
+    mamba_ssm_dtype: str | None = None,
+    disable_radix_cache: bool = False,
+    disable_overlap_schedule: bool = False,
+    swa_full_tokens_ratio: float = 0.8,
+    disable_hybrid_swa_memory: bool = False,
+    chunked_prefill_size: int | None = None,
+    cuda_graph_max_bs: int | None = None,
+    multimodal: bool | None = None,
+    platform: str = "cuda",
     sm: int | None = None,
-) -> PoolPrediction:  # fmt: skip
+) -> PoolPrediction:
     """The pools of one GPU as this SGLang would make them.
 
-    rest = available - pre * (1 - mem_fraction_static); recurrent state takes its share first; tokens = rest / cell, rounded down
-    to pages, and at most max_total_tokens. `pre` is the free memory before weights, `available` the free memory after them (from
-    0.5.14 on with the draft's weights): the log's "Load weight begin" and last "Load weight end" lines. Without them, they are
+    rest = available - pre * (1 - mem_fraction_static); recurrent state takes its share first; tokens = rest /
+    cell, rounded down
+    to pages, and at most max_total_tokens. `pre` is the free memory before weights, `available` the free memory
+    after them (from
+    0.5.14 on with the draft's weights): the log's "Load weight begin" and last "Load weight end" lines. Without
+    them, they are
     estimated from gpu_memory_mib and the weights' size, and a note says so.
 
     Args:
@@ -534,7 +728,8 @@ def predict_pools(
         pre_load_gib, available_gib: free memory before and after loading, GiB.
         weights_gib: weights on one GPU, GiB, when available_gib isn't known.
         mem_fraction_static and the other flags: as given to SGLang; None: SGLang's default.
-        draft_layers: layers of the running draft; None: 1 when speculation with a draft is on and the model declares MTP layers.
+        draft_layers: layers of the running draft; None: 1 when speculation with a draft is on and the model
+        declares MTP layers.
 
     Returns:
         the prediction; tokens of the full pool as SGLang logs them in max_total_num_tokens.
@@ -542,8 +737,10 @@ def predict_pools(
     Raises:
         BadInput: nothing to compute from, or weights that leave no memory (as SGLang refuses to start).
 
-    Source: SGLang 0.5.11 and 0.5.15.post1 `model_runner_kv_cache_mixin.py`, `pool_configurator.py`; 0.5.23 `kv_cache_configurator.py`.
-    Example: a tiny Qwen3.5-MoE on an H200, 0.5.16, f 0.3, 139.13 GiB before and 139.07 after: 5.75 M tokens (the server: 5,741,583).
+    Source: SGLang 0.5.11 and 0.5.15.post1 `model_runner_kv_cache_mixin.py`, `pool_configurator.py`; 0.5.23
+    `kv_cache_configurator.py`.
+    Example: a tiny Qwen3.5-MoE on an H200, 0.5.16, f 0.3, 139.13 GiB before and 139.07 after: 5.75 M tokens (the
+    server: 5,741,583).
     """
     layout = require_architecture(checkpoint)
     dtype, why = resolve_kv_cache_dtype(checkpoint, kv_cache_dtype, sglang_version, platform=platform, sm=sm)
@@ -551,31 +748,77 @@ def predict_pools(
     with_draft = speculative and str(speculative_algorithm).upper() not in ("NGRAM",)
     notes = [note] if (note := version_note(sglang_version)) else []
     if draft_layers is None:
-        draft_layers = (1 if layout.draft_layers is None else max(1, layout.draft_layers) if layout.group("recurrent") is None else 1) if with_draft else 0
+        draft_layers = (
+            (
+                1
+                if layout.draft_layers is None
+                else max(1, layout.draft_layers)
+                if layout.group("recurrent") is None
+                else 1
+            )
+            if with_draft
+            else 0
+        )
     draft_tokens = (speculative_num_draft_tokens or 4) if speculative else 0
     if speculative and max_running_requests is None:
         max_running_requests = 48
         notes.append("speculation without --max-running-requests: SGLang takes 48")
     kv = kv_bytes_per_token(
-        checkpoint, tp, dtype, sglang_version=sglang_version, dp_attention=dp_attention, draft_layers=draft_layers,
-        disable_hybrid_swa_memory=disable_hybrid_swa_memory, platform=platform, sm=sm,
-    )  # fmt: skip
+        checkpoint,
+        tp,
+        dtype,
+        sglang_version=sglang_version,
+        dp_attention=dp_attention,
+        draft_layers=draft_layers,
+        disable_hybrid_swa_memory=disable_hybrid_swa_memory,
+        platform=platform,
+        sm=sm,
+    )
     _positive(page_size, "page_size")
-    cell = _cell(checkpoint, kv, sglang_version, draft_layers, swa_full_tokens_ratio)
+    counted = draft_layers_budgeted(checkpoint, sglang_version, draft_layers, speculative_draft_model_path)
+    if draft_layers and not counted:
+        notes.append(f"SGLang {sglang_version} doesn't budget the draft's KV cache here: it comes on top of the pools")
+    cell = _cell(checkpoint, kv, sglang_version, counted, swa_full_tokens_ratio)
     state = state_bytes_per_slot(checkpoint, tp, dp_attention=dp_attention, mamba_ssm_dtype=mamba_ssm_dtype)
-    each = slots_per_request(
-        sglang_version, strategy=mamba_strategy, disable_radix_cache=disable_radix_cache, disable_overlap_schedule=disable_overlap_schedule
-    ) if state else None  # fmt: skip
+    each = (
+        slots_per_request(
+            sglang_version,
+            strategy=mamba_strategy,
+            disable_radix_cache=disable_radix_cache,
+            disable_overlap_schedule=disable_overlap_schedule,
+        )
+        if state
+        else None
+    )
     fraction, fraction_from = mem_fraction_static, "given"
     if fraction is None and gpu_memory_mib is not None:
         fraction = mem_fraction_static_default(
-            checkpoint, gpu_memory_mib, tp=tp, pp=pp, sglang_version=sglang_version, chunked_prefill_size=chunked_prefill_size,
-            cuda_graph_max_bs=cuda_graph_max_bs, speculative_algorithm=speculative_algorithm, dp_attention=dp_attention,
-            max_running_requests=max_running_requests, max_total_tokens=max_total_tokens, multimodal=multimodal,
+            checkpoint,
+            gpu_memory_mib,
+            tp=tp,
+            pp=pp,
+            sglang_version=sglang_version,
+            chunked_prefill_size=chunked_prefill_size,
+            cuda_graph_max_bs=cuda_graph_max_bs,
+            speculative_algorithm=speculative_algorithm,
+            dp_attention=dp_attention,
+            max_running_requests=max_running_requests,
+            max_total_tokens=max_total_tokens,
+            multimodal=multimodal,
             prefill_graphs=platform != "cpu",
-        )  # fmt: skip
+        )
         fraction_from = f"SGLang {sglang_version}'s default for {gpu_memory_mib:.0f} MiB"
-    pre, available = _free_memory(checkpoint, tp, gpu_memory_mib, pre_load_gib, available_gib, weights_gib, draft_weights_gib, sglang_version, notes)
+    pre, available = _free_memory(
+        checkpoint,
+        tp,
+        gpu_memory_mib,
+        pre_load_gib,
+        available_gib,
+        weights_gib,
+        draft_weights_gib,
+        sglang_version,
+        notes,
+    )
     requests = max_running_requests // dp_attention if max_running_requests is not None else None
     rest = slack = None
     budget: _Budget | None = None
@@ -590,19 +833,30 @@ def predict_pools(
             notes.append("multimodal: 100 MiB kept for the vision cache (from 0.5.18)")
         if rest <= 0:
             raise BadInput(
-                "expected memory left for the KV cache after the weights", f"{available:.2f} GiB free after loading, {slack:.2f} GiB kept for the rest",
+                "expected memory left for the KV cache after the weights",
+                f"{available:.2f} GiB free after loading, {slack:.2f} GiB kept for the rest",
                 f"raise mem_fraction_static above {1 - available / pre:.3f}, or use more GPUs",
-            )  # fmt: skip
+            )
         budget = _Budget(kv=rest * GIB)
         if state:
             budget = _after_state(
-                rest * GIB, state.per_slot, sglang_version, ratio=mamba_full_memory_ratio, slots_each=each or 1, draft_tokens=draft_tokens,
-                requests=requests, explicit=max_mamba_cache_size // dp_attention if max_mamba_cache_size is not None else None,
+                rest * GIB,
+                state.per_slot,
+                sglang_version,
+                ratio=mamba_full_memory_ratio,
+                slots_each=each or 1,
+                draft_tokens=draft_tokens,
+                requests=requests,
+                explicit=max_mamba_cache_size // dp_attention if max_mamba_cache_size is not None else None,
                 no_radix=disable_radix_cache,
-            )  # fmt: skip
+            )
         profiled = int(budget.kv // cell) // page_size * page_size
         if profiled <= 0:
-            raise BadInput("expected memory for at least one page of KV cache", f"{budget.kv / GIB:.3f} GiB left", "raise mem_fraction_static or lower the state pool")
+            raise BadInput(
+                "expected memory for at least one page of KV cache",
+                f"{budget.kv / GIB:.3f} GiB left",
+                "raise mem_fraction_static or lower the state pool",
+            )
     tokens = _capped(profiled, max_total_tokens, page_size, notes)
     sizes = _pool_sizes(kv, layout, tokens, page_size, swa_full_tokens_ratio)
     slots = budget.slots if budget else max_mamba_cache_size if state else None
@@ -614,34 +868,72 @@ def predict_pools(
     if budget is not None and profiled == tokens:
         over = max(0.0, sizes["total"] + draft_gib - budget.kv / GIB)
         if over > 0.02 * budget.kv / GIB:
-            notes.append(f"SGLang {sglang_version} budgets {cell:.0f} B per token where {kv.per_gpu + kv.draft_per_gpu} B are allocated")
+            notes.append(
+                f"SGLang {sglang_version} budgets {cell:.0f} B per token where {kv.per_gpu + kv.draft_per_gpu} B are "
+                f"allocated"
+            )
         else:
             over = None
     running = _max_running(tokens, context, requests, slots, each, sglang_version)
     return PoolPrediction(
-        sglang_version=sglang_version, kv_cache_dtype=dtype, kv_cache_dtype_why=why, tp=tp, mem_fraction_static=fraction,
-        mem_fraction_from=fraction_from if fraction is not None else "not known", pre_load_gib=pre, available_gib=available, slack_gib=slack,
-        rest_gib=rest, cell_bytes=cell, bytes_per_token=kv.per_gpu, max_total_num_tokens=tokens, profiled_tokens=profiled,
-        swa_tokens=sizes["swa_tokens"], kv_gib=sizes["total"], k_gib=sizes["k"], v_gib=sizes["v"], swa_gib=sizes["swa"], draft_kv_gib=draft_gib,
-        max_mamba_cache_size=slots, state_bytes_per_slot=state.per_slot if state else None,
+        sglang_version=sglang_version,
+        kv_cache_dtype=dtype,
+        kv_cache_dtype_why=why,
+        tp=tp,
+        mem_fraction_static=fraction,
+        mem_fraction_from=fraction_from if fraction is not None else "not known",
+        pre_load_gib=pre,
+        available_gib=available,
+        slack_gib=slack,
+        rest_gib=rest,
+        cell_bytes=cell,
+        bytes_per_token=kv.per_gpu,
+        max_total_num_tokens=tokens,
+        profiled_tokens=profiled,
+        swa_tokens=sizes["swa_tokens"],
+        kv_gib=sizes["total"],
+        k_gib=sizes["k"],
+        v_gib=sizes["v"],
+        swa_gib=sizes["swa"],
+        draft_kv_gib=draft_gib,
+        max_mamba_cache_size=slots,
+        state_bytes_per_slot=state.per_slot if state else None,
         state_gib=state_pool_gib(state.per_slot, slots) if state and slots is not None else None,
-        spec_scratch_gib=budget.scratch / GIB if budget and state else None, slots_per_request=each, max_running_requests=running,
-        context_length=context, full_length_requests=tokens / context if context else None, overcommitted_gib=over, notes=tuple(notes),
-    )  # fmt: skip
+        spec_scratch_gib=budget.scratch / GIB if budget and state else None,
+        slots_per_request=each,
+        max_running_requests=running,
+        context_length=context,
+        full_length_requests=tokens / context if context else None,
+        overcommitted_gib=over,
+        notes=tuple(notes),
+    )
 
 
 def _free_memory(
-    checkpoint: Checkpoint, tp: int, gpu_memory_mib: float | None, pre: float | None, available: float | None, weights: float | None,
-    draft_weights: float, version: str, notes: list[str],
-) -> tuple[float | None, float | None]:  # fmt: skip
+    checkpoint: Checkpoint,
+    tp: int,
+    gpu_memory_mib: float | None,
+    pre: float | None,
+    available: float | None,
+    weights: float | None,
+    draft_weights: float,
+    version: str,
+    notes: list[str],
+) -> tuple[float | None, float | None]:
     """Free memory before and after loading; estimates are named in the notes."""
     if pre is None and gpu_memory_mib is not None:
         pre = gpu_memory_mib / 1024 - CONTEXT_GIB_MEASURED
-        notes.append(f"free memory before loading estimated: total less {CONTEXT_GIB_MEASURED} GiB of context (measured on one H200)")
+        notes.append(
+            f"free memory before loading estimated: total less {CONTEXT_GIB_MEASURED} GiB of context (measured on "
+            f"one H200)"
+        )
     if available is None and pre is not None:
         if weights is None and checkpoint.weight_bytes is not None:
             weights = checkpoint.weight_bytes / tp / GIB
-            notes.append("weights on a GPU estimated: the checkpoint's bytes divided by tp (replicated parts and kernel layouts come on top)")
+            notes.append(
+                "weights on a GPU estimated: the checkpoint's bytes divided by tp (replicated parts and kernel "
+                "layouts come on top)"
+            )
         if weights is not None:
             available = pre - weights - (draft_weights if since(version, "0.5.14") else 0.0)
     for name, value in (("pre_load_gib", pre), ("available_gib", available)):
@@ -656,9 +948,11 @@ def _capped(profiled: int | None, cap: int | None, page_size: int, notes: list[s
     if profiled is None:
         if cap is None:
             raise BadInput(
-                "expected what the pool is made from: free memory before and after loading and mem_fraction_static, or gpu_memory_mib and the weights' size",
-                "neither, and no max_total_tokens", "take them from the log's Load weight lines, or give the GPU's memory",
-            )  # fmt: skip
+                "expected what the pool is made from: free memory before and after loading and mem_fraction_static, "
+                "or gpu_memory_mib and the weights' size",
+                "neither, and no max_total_tokens",
+                "take them from the log's Load weight lines, or give the GPU's memory",
+            )
         notes.append("only max_total_tokens is known: it is taken as reached, which a GPU too small would not allow")
         return cap // page_size * page_size
     return profiled if cap is None or cap >= profiled else cap // page_size * page_size
@@ -679,8 +973,12 @@ def _pool_sizes(kv: KvBytes, layout: Architecture, tokens: int, page_size: int, 
     return {"k": k, "v": v, "swa_tokens": swa_tokens, "swa": swa, "total": total}
 
 
-def _max_running(tokens: int, context: int | None, requests: int | None, slots: int | None, each: int | None, version: str) -> int | None:
-    """Requests that may run at once: the flag, half the tokens, and the state slots. Source: `_resolve_max_num_reqs`."""
+def _max_running(
+    tokens: int, context: int | None, requests: int | None, slots: int | None, each: int | None, version: str
+) -> int | None:
+    """Requests that may run at once: the flag, half the tokens, and the state slots. Source:
+    `_resolve_max_num_reqs`.
+    """
     if requests is None and context is None:
         return None
     limit = requests if requests is not None else max(min(int(tokens / (context or 1) * 512), 4096), 2048)
@@ -696,13 +994,23 @@ def pools_by_dtype(
 
 
 def explain_pool(
-    checkpoint: Checkpoint, tokens: int, k_gib: float | None = None, v_gib: float | None = None, *, kv_gib: float | None = None,
-    tp: int = 1, sglang_version: str = DEFAULT_SGLANG_VERSION, tolerance: float = 0.01, **inputs: Any,
-) -> PoolExplanation:  # fmt: skip
+    checkpoint: Checkpoint,
+    tokens: int,
+    k_gib: float | None = None,
+    v_gib: float | None = None,
+    *,
+    kv_gib: float | None = None,
+    tp: int = 1,
+    sglang_version: str = DEFAULT_SGLANG_VERSION,
+    tolerance: float = 0.01,
+    **inputs: Any,
+) -> PoolExplanation:
     """Which KV dtype, fraction and speculation explain a pool that a log reports.
 
-    With the pool's size, dtype follows by division (bytes per token). With the memory inputs of `predict_pools` in `inputs`, each
-    dtype is also predicted, with and without speculation, and the fraction that would give exactly this pool is solved for.
+    With the pool's size, dtype follows by division (bytes per token). With the memory inputs of `predict_pools` in
+    `inputs`, each
+    dtype is also predicted, with and without speculation, and the fraction that would give exactly this pool is
+    solved for.
 
     Args:
         checkpoint: the model that was served.
@@ -713,7 +1021,8 @@ def explain_pool(
     Raises:
         BadInput, UnknownArchitecture.
 
-    Example: 1.28 M tokens of Qwen3.5-397B, TP8 on 96 GB cards with 30.7 GiB of weights, 0.5.11: bf16 at the default fraction with
+    Example: 1.28 M tokens of Qwen3.5-397B, TP8 on 96 GB cards with 30.7 GiB of weights, 0.5.11: bf16 at the
+    default fraction with
     NEXTN's reserve gives 1.28 M; without speculation 1.57 M, and FP8 twice as many.
     """
     _positive(tokens, "tokens")
@@ -722,7 +1031,9 @@ def explain_pool(
     dtypes = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
     fits = []
     for dtype in dtypes:
-        kv = kv_bytes_per_token(checkpoint, tp, dtype, sglang_version=sglang_version, dp_attention=inputs.get("dp_attention", 1))
+        kv = kv_bytes_per_token(
+            checkpoint, tp, dtype, sglang_version=sglang_version, dp_attention=inputs.get("dp_attention", 1)
+        )
         expected = kv.per_gpu
         if measured is not None:
             rounding = (0.005 * (1 if kv_gib is not None else 2)) * GIB / tokens
@@ -734,27 +1045,43 @@ def explain_pool(
     decided = fits[0] if len(families) == 1 and fits else None
     if measured is not None:
         verdict = (
-            f"{measured:,.0f} B per token and GPU: {' or '.join(fits)} (size decides the width; e4m3 and e5m2 are equally wide)" if fits
-            else f"{measured:,.0f} B per token and GPU fits no KV dtype of this model on {tp} ranks: another model, tp, or a draft pool"
-        )  # fmt: skip
+            f"{measured:,.0f} B per token and GPU: {' or '.join(fits)} (size decides the width; e4m3 and e5m2 are "
+            f"equally wide)"
+            if fits
+            else f"{measured:,.0f} B per token and GPU fits no KV dtype of this model on {tp} ranks: another model, "
+            f"tp, or a draft pool"
+        )
     elif matching:
         best = min(matching, key=lambda r: abs(r.relative_error or 0))
         verdict = f"without the pool's size the dtype isn't certain; best match: {best.why}"
     else:
         verdict = "without the pool's size or matching memory inputs, the dtype can't be told"
     return PoolExplanation(
-        tokens=tokens, bytes_per_token=measured, kv_cache_dtype=decided if decided != "float8_e4m3fn" or len(fits) == 1 else "float8",
-        candidates=tuple(readings), verdict=verdict,
-    )  # fmt: skip
+        tokens=tokens,
+        bytes_per_token=measured,
+        kv_cache_dtype=decided if decided != "float8_e4m3fn" or len(fits) == 1 else "float8",
+        candidates=tuple(readings),
+        verdict=verdict,
+    )
 
 
-def _readings(checkpoint: Checkpoint, tokens: int, tp: int, version: str, tolerance: float, inputs: dict[str, Any]) -> list[PoolReading]:
-    """Each dtype with and without speculation at the default (or given) fraction, and the fraction that solves for the pool."""
+def _readings(
+    checkpoint: Checkpoint, tokens: int, tp: int, version: str, tolerance: float, inputs: dict[str, Any]
+) -> list[PoolReading]:
+    """Each dtype with and without speculation at the default (or given) fraction, and the fraction that solves for
+    the pool.
+    """
     readings = []
     asked = inputs.pop("speculative_algorithm", None)
     for dtype in ("bf16", "fp8_e4m3"):
         for algorithm in dict.fromkeys((asked, None, "EAGLE")):
-            common = {**inputs, "tp": tp, "kv_cache_dtype": dtype, "sglang_version": version, "speculative_algorithm": algorithm}
+            common = {
+                **inputs,
+                "tp": tp,
+                "kv_cache_dtype": dtype,
+                "sglang_version": version,
+                "speculative_algorithm": algorithm,
+            }
             label = f"{torch_name(dtype)}, {'with' if algorithm else 'without'} speculation"
             try:
                 found = predict_pools(checkpoint, **common)
@@ -765,18 +1092,25 @@ def _readings(checkpoint: Checkpoint, tokens: int, tp: int, version: str, tolera
             error = found.profiled_tokens / tokens - 1
             readings.append(
                 PoolReading(
-                    kv_cache_dtype=torch_name(dtype), predicted_tokens=found.profiled_tokens, mem_fraction_static=found.mem_fraction_static,
-                    relative_error=error, speculative=bool(algorithm),
-                    why=f"{label}, mem_fraction_static {found.mem_fraction_static:.3f} ({found.mem_fraction_from}): {found.profiled_tokens:,} tokens, {error:+.1%}",
-                )  # fmt: skip
+                    kv_cache_dtype=torch_name(dtype),
+                    predicted_tokens=found.profiled_tokens,
+                    mem_fraction_static=found.mem_fraction_static,
+                    relative_error=error,
+                    speculative=bool(algorithm),
+                    why=f"{label}, mem_fraction_static {found.mem_fraction_static:.3f} ({found.mem_fraction_from}): "
+                    f"{found.profiled_tokens:,} tokens, {error:+.1%}",
+                )
             )
             solved = _solve_fraction(checkpoint, tokens, common)
             if solved is not None and abs(error) > tolerance:
                 readings.append(
                     PoolReading(
-                        kv_cache_dtype=torch_name(dtype), predicted_tokens=tokens, mem_fraction_static=solved, speculative=bool(algorithm),
+                        kv_cache_dtype=torch_name(dtype),
+                        predicted_tokens=tokens,
+                        mem_fraction_static=solved,
+                        speculative=bool(algorithm),
                         why=f"{label}, would need mem_fraction_static {solved:.3f}",
-                    )  # fmt: skip
+                    )
                 )
     return readings
 
@@ -787,7 +1121,12 @@ def _solve_fraction(checkpoint: Checkpoint, tokens: int, common: Mapping[str, An
 
     def predicted(fraction: float) -> int:
         try:
-            return predict_pools(checkpoint, **{**common, "mem_fraction_static": fraction, "max_total_tokens": None}).profiled_tokens or 0
+            return (
+                predict_pools(
+                    checkpoint, **{**common, "mem_fraction_static": fraction, "max_total_tokens": None}
+                ).profiled_tokens
+                or 0
+            )
         except BadInput:
             return 0
 
