@@ -21,8 +21,12 @@ from lib.errors import BadParams
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS: dict[str, str] = {
-    "01": "01_build", "02": "02_backend_sweep", "03": "03_benchmark",
-    "04": "04_speculative_nextn", "05": "05_kv_audit", "06": "06_deploy",
+    "01": "01_build",
+    "02": "02_backend_sweep",
+    "03": "03_benchmark",
+    "04": "04_speculative_nextn",
+    "05": "05_kv_audit",
+    "06": "06_deploy",
 }
 FlagValue = bool | int | float | str | list[str | int | float] | None
 
@@ -93,7 +97,9 @@ class SweepParams(NotebookParams):
     reference: str = "torch_native"
     candidates: list[Candidate] = Field(min_length=1)
     text_tokens: int = Field(default=512, ge=16, description="tokens of real text scored as a quality gate")
-    limit_nats: float = Field(default=0.05, gt=0, description="largest mean |log-probability difference| that still counts as equal")
+    limit_nats: float = Field(
+        default=0.05, gt=0, description="largest mean |log-probability difference| that still counts as equal"
+    )
 
 
 class BenchmarkParams(NotebookParams):
@@ -129,11 +135,16 @@ class AuditParams(NotebookParams):
     """05: which KV cache dtypes are compared, on which text, against which limit."""
 
     kv_cache_dtypes: list[str] = Field(default=["bf16", "fp8_e4m3"], min_length=2)
-    documents: list[str] = Field(default=["argparse", "typing", "tarfile"], min_length=1,
-                                 description="modules of the standard library, or text files")
+    documents: list[str] = Field(
+        default=["argparse", "typing", "tarfile"],
+        min_length=1,
+        description="modules of the standard library, or text files",
+    )
     document_tokens: int = Field(default=2000, ge=64)
     bucket_tokens: int = Field(default=500, ge=16)
-    limit_nats: float = Field(default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted")
+    limit_nats: float = Field(
+        default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
+    )
     tp_size: int = Field(default=1, ge=1)
 
 
@@ -149,7 +160,12 @@ class DeployParams(NotebookParams):
 
 
 MODELS: dict[str, type[NotebookParams]] = {
-    "01": BuildParams, "02": SweepParams, "03": BenchmarkParams, "04": SpeculativeParams, "05": AuditParams, "06": DeployParams,
+    "01": BuildParams,
+    "02": SweepParams,
+    "03": BenchmarkParams,
+    "04": SpeculativeParams,
+    "05": AuditParams,
+    "06": DeployParams,
 }
 
 
@@ -164,8 +180,11 @@ def profile_folder(profile: str) -> Path:
             return folder
     known = sorted(p.parent.name for p in (ROOT / "params").glob("*/profile.yaml"))
     near = difflib.get_close_matches(profile, known, 1)
-    raise BadParams(f"a profile named {profile!r} (a folder with profile.yaml)", f"known: {', '.join(known)}",
-                    f"did you mean {near[0]!r}?" if near else "name one of them, or a folder")
+    raise BadParams(
+        f"a profile named {profile!r} (a folder with profile.yaml)",
+        f"known: {', '.join(known)}",
+        f"did you mean {near[0]!r}?" if near else "name one of them, or a folder",
+    )
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -219,12 +238,16 @@ def _fields_at(model: Any, loc: tuple[Any, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = getattr(model, "model_fields", {}).get(part)
-        inner = [a for a in (getattr(field.annotation, "__args__", ()) if field else ())] + ([field.annotation] if field else [])
+        inner = [a for a in (getattr(field.annotation, "__args__", ()) if field else ())] + (
+            [field.annotation] if field else []
+        )
         model = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), model)
     return list(getattr(model, "model_fields", {}))
 
 
-def load_profile(profile: str, server: Mapping[str, Any] | None = None, known_answer: Mapping[str, Any] | None = None) -> Profile:
+def load_profile(
+    profile: str, server: Mapping[str, Any] | None = None, known_answer: Mapping[str, Any] | None = None
+) -> Profile:
     """The profile, with the notebook's `server` and `known_answer` keys laid over it (flags and environment key by key)."""
     path = profile_folder(profile) / "profile.yaml"
     data = read_yaml(path)
@@ -236,7 +259,11 @@ def load_profile(profile: str, server: Mapping[str, Any] | None = None, known_an
     data["known_answer"] = {**(data.get("known_answer") or {}), **(known_answer or {})}
     loaded: Profile = validated(Profile, data, f"{path} with the notebook's server keys")
     if loaded.server.attach is None and loaded.server.model is None:
-        raise BadParams("server.model (a checkpoint folder) or server.attach (the URL of a running server)", "neither", f"edit {path}")
+        raise BadParams(
+            "server.model (a checkpoint folder) or server.attach (the URL of a running server)",
+            "neither",
+            f"edit {path}",
+        )
     return loaded
 
 
@@ -262,9 +289,13 @@ def notebook_params(number: str, namespace: Mapping[str, Any]) -> Any:
     model = MODELS[number]
     hidden = {"In", "Out", "PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}
     plain = {
-        name: value for name, value in namespace.items()
-        if not name.startswith("_") and name not in hidden and not callable(value)
-        and not isinstance(value, types.ModuleType) and isinstance(value, (bool, int, float, str, list, dict, tuple, type(None)))
+        name: value
+        for name, value in namespace.items()
+        if not name.startswith("_")
+        and name not in hidden
+        and not callable(value)
+        and not isinstance(value, types.ModuleType)
+        and isinstance(value, (bool, int, float, str, list, dict, tuple, type(None)))
     }
     return validated(model, plain, f"the parameters of notebook {number}")
 

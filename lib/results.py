@@ -38,7 +38,15 @@ from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.params import NOTEBOOKS, ROOT, NotebookParams, Profile, ServerParams, load_profile, notebook_params, sha256_of
 from lib.records import (
-    Evidence, Measured, NotebookResult, Prediction, Provenance, Record, ServerIdentity, Trial, Verdict,
+    Evidence,
+    Measured,
+    NotebookResult,
+    Prediction,
+    Provenance,
+    Record,
+    ServerIdentity,
+    Trial,
+    Verdict,
 )
 from lib.server import launch as launching
 from lib.server.attach import AttachedServer
@@ -126,8 +134,11 @@ class ServerHandle:
         """The running server; launches or attaches if needed."""
         if self._live is None:
             if self.run.offline:
-                raise NotMeasured(f"raw records of everything asked of server {self.name!r}", "some are missing",
-                                  "run it again with the server (`workbook run --resume RUN`)")
+                raise NotMeasured(
+                    f"raw records of everything asked of server {self.name!r}",
+                    "some are missing",
+                    "run it again with the server (`workbook run --resume RUN`)",
+                )
             self._live = self.run._bring_up(self)
         return self._live
 
@@ -174,12 +185,21 @@ class NotebookRun:
         atexit.register(self.close)
 
     # servers -------------------------------------------------------------------------------------------------------
-    def server(self, name: str = "server", flags: Mapping[str, Any] | None = None,
-               environment: Mapping[str, str] | None = None, **changes: Any) -> ServerHandle:
+    def server(
+        self,
+        name: str = "server",
+        flags: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        **changes: Any,
+    ) -> ServerHandle:
         """A server of the profile with these flags and environment on top; nothing is launched yet."""
         base = self.profile.server
-        merged = {**base.model_dump(), **{k: v for k, v in changes.items() if v is not None},
-                  "flags": {**base.flags, **(flags or {})}, "environment": {**base.environment, **(environment or {})}}
+        merged = {
+            **base.model_dump(),
+            **{k: v for k, v in changes.items() if v is not None},
+            "flags": {**base.flags, **(flags or {})},
+            "environment": {**base.environment, **(environment or {})},
+        }
         handle = ServerHandle(self, name, ServerParams.model_validate(merged))
         self._handles.append(handle)
         return handle
@@ -229,8 +249,14 @@ class NotebookRun:
                 self._server_s += time.monotonic() - began
 
     # measurements --------------------------------------------------------------------------------------------------
-    def measure(self, name: str, handle: ServerHandle | None, function: Callable[..., None],
-                keep_errors: bool = False, **arguments: Any) -> Measurement:
+    def measure(
+        self,
+        name: str,
+        handle: ServerHandle | None,
+        function: Callable[..., None],
+        keep_errors: bool = False,
+        **arguments: Any,
+    ) -> Measurement:
         """Takes a measurement once and keeps its raw files.
 
         Args:
@@ -246,8 +272,11 @@ class NotebookRun:
         key = hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
         stamp = self._recorded(folder, key, handle)
         if stamp is None and self.offline:
-            raise NotMeasured(f"raw record {name!r} of notebook {self.number}", "it is not in this run",
-                              "measure it with the server (`workbook run --resume RUN`)")
+            raise NotMeasured(
+                f"raw record {name!r} of notebook {self.number}",
+                "it is not in this run",
+                "measure it with the server (`workbook run --resume RUN`)",
+            )
         if stamp is None:
             stamp = self._take(name, folder, key, handle, function, keep_errors, arguments)
         if stamp.launch_id:
@@ -264,8 +293,16 @@ class NotebookRun:
         same = stamp.arguments_key == key and stamp.server_key == (handle.key if handle else None)
         return stamp if same and stamp.invalid is None and stamp.error is None else None
 
-    def _take(self, name: str, folder: Path, key: str, handle: ServerHandle | None, function: Callable[..., None],
-              keep_errors: bool, arguments: Mapping[str, Any]) -> Stamp:
+    def _take(
+        self,
+        name: str,
+        folder: Path,
+        key: str,
+        handle: ServerHandle | None,
+        function: Callable[..., None],
+        keep_errors: bool,
+        arguments: Mapping[str, Any],
+    ) -> Stamp:
         self.say(f"{name}: measuring")
         server = handle.get() if handle else None
         if folder.exists():
@@ -291,9 +328,17 @@ class NotebookRun:
                 checks += [f"after: {c}" for c in server.check_identity()]
             except (IdentityError, ServerError) as problem:
                 invalid = str(problem)
-        stamp = Stamp(name=name, arguments_key=key, server_key=handle.key if handle else None,
-                      launch_id=server.launch_id if server else None, started=started,
-                      seconds=round(time.monotonic() - began, 3), checks=checks, invalid=invalid, error=error)
+        stamp = Stamp(
+            name=name,
+            arguments_key=key,
+            server_key=handle.key if handle else None,
+            launch_id=server.launch_id if server else None,
+            started=started,
+            seconds=round(time.monotonic() - began, 3),
+            checks=checks,
+            invalid=invalid,
+            error=error,
+        )
         local.write_atomic(folder / "stamp.json", stamp.model_dump_json(indent=1))
         return stamp
 
@@ -302,7 +347,9 @@ class NotebookRun:
         """A file of this run as records name it: relative to the run's folder."""
         return str(file.resolve().relative_to(self.folder.resolve()))
 
-    def evidence(self, file: Path, line: int | None = None, quote: str | None = None, note: str | None = None) -> Evidence:
+    def evidence(
+        self, file: Path, line: int | None = None, quote: str | None = None, note: str | None = None
+    ) -> Evidence:
         """Evidence for a claim: a raw file of this run, a line in it, the words quoted."""
         return Evidence(path=self.path(file), line=line, quote=quote, note=note)
 
@@ -320,7 +367,11 @@ class NotebookRun:
         found = []
         for launch_id in dict.fromkeys(self._used):
             folder = self.raw / "servers" / launch_id
-            found.append(AttachedServer.identity_of(folder) if (folder / "attach.json").exists() else launching.identity_of(folder))
+            found.append(
+                AttachedServer.identity_of(folder)
+                if (folder / "attach.json").exists()
+                else launching.identity_of(folder)
+            )
         return found
 
     def provenance(self) -> Provenance:
@@ -328,20 +379,43 @@ class NotebookRun:
         commit, dirty = _git()
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in importlib.metadata.distributions())
         return Provenance(
-            commit=commit, dirty=dirty, workbook_version=__version__, python=platform.python_version(),
+            commit=commit,
+            dirty=dirty,
+            workbook_version=__version__,
+            python=platform.python_version(),
             packages_sha256=hashlib.sha256("\n".join(packages).encode()).hexdigest(),
-            params_sha256=sha256_of(self.params), params=self.params.model_dump(mode="json"), host=local.describe(),
+            params_sha256=sha256_of(self.params),
+            params=self.params.model_dump(mode="json"),
+            host=local.describe(),
         )
 
-    def finish(self, title: str, question: str, verdicts: Sequence[Verdict], recommendation: str,
-               predictions: Sequence[Prediction] = (), trials: Sequence[Trial] = ()) -> NotebookResult:
+    def finish(
+        self,
+        title: str,
+        question: str,
+        verdicts: Sequence[Verdict],
+        recommendation: str,
+        predictions: Sequence[Prediction] = (),
+        trials: Sequence[Trial] = (),
+    ) -> NotebookResult:
         """Stops every server and writes NN.result.json; the notebook's last act."""
         self.close()
         result = NotebookResult(
-            notebook=self.number, title=title, question=question, run_id=self.folder.name, profile=self.params.profile,
-            started=self._started, ended=_now(), seconds=round(time.monotonic() - self._began, 2),
-            server_seconds=round(self._server_s, 2), provenance=self.provenance(), servers=self.identities(),
-            predictions=list(predictions), trials=list(trials), verdicts=list(verdicts), recommendation=recommendation,
+            notebook=self.number,
+            title=title,
+            question=question,
+            run_id=self.folder.name,
+            profile=self.params.profile,
+            started=self._started,
+            ended=_now(),
+            seconds=round(time.monotonic() - self._began, 2),
+            server_seconds=round(self._server_s, 2),
+            provenance=self.provenance(),
+            servers=self.identities(),
+            predictions=list(predictions),
+            trials=list(trials),
+            verdicts=list(verdicts),
+            recommendation=recommendation,
             skipped=self.skipped,
         )
         local.write_atomic(self.folder / f"{self.number}.result.json", result.model_dump_json(indent=1))
@@ -379,7 +453,9 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"a folder for results at {folder}", str(error), "free space, or choose another folder") from error
+        raise BadInput(
+            f"a folder for results at {folder}", str(error), "free space, or choose another folder"
+        ) from error
     return NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
 
 
@@ -441,7 +517,9 @@ def _now() -> str:
 
 def measured_seconds(value: float | None, reason: str = "not reached") -> Measured:
     """Seconds as a `Measured`; None gets its reason."""
-    return Measured(value=value, unit="s", n=1 if value is not None else None, reason=reason if value is None else "one run")
+    return Measured(
+        value=value, unit="s", n=1 if value is not None else None, reason=reason if value is None else "one run"
+    )
 
 
 PYTHON = sys.executable

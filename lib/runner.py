@@ -47,7 +47,9 @@ def only_run(root: Path, profile: str) -> Iterator[None]:
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "unknown"
-            raise Busy("no other run of this workbook", f"one is running: {holder}", "wait for it, or end it with Ctrl-C") from None
+            raise Busy(
+                "no other run of this workbook", f"one is running: {holder}", "wait for it, or end it with Ctrl-C"
+            ) from None
         lock.truncate(0)
         lock.write(f"pid {os.getpid()}, profile {profile}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
         lock.flush()
@@ -77,11 +79,15 @@ class Chain:
         began = time.monotonic()
         self._index("running", None)
         for place, number in enumerate(numbers, 1):
-            local.write_atomic(self.folder / "params" / f"{number}.yaml", yaml.safe_dump(params[number], sort_keys=False))
+            local.write_atomic(
+                self.folder / "params" / f"{number}.yaml", yaml.safe_dump(params[number], sort_keys=False)
+            )
             try:
                 self.states[number] = self._one(number, params[number], f"[{place}/{len(numbers)}] {NOTEBOOKS[number]}")
             except KeyboardInterrupt:
-                self.states[number] = NotebookState(notebook=number, state="interrupted", error="interrupted by the user")
+                self.states[number] = NotebookState(
+                    notebook=number, state="interrupted", error="interrupted by the user"
+                )
                 self._index("interrupted", time.monotonic() - began)
                 self._site()
                 raise
@@ -98,13 +104,16 @@ class Chain:
         result_file.unlink(missing_ok=True)
         me = local.process_id(os.getpid())
         environment = {
-            "WORKBOOK_RUN_DIR": str(self.folder.resolve()), "WORKBOOK_OWNER": f"{me.pid}:{me.start_time}" if me else "",
+            "WORKBOOK_RUN_DIR": str(self.folder.resolve()),
+            "WORKBOOK_OWNER": f"{me.pid}:{me.start_time}" if me else "",
             "WORKBOOK_OFFLINE": "1" if self.offline else "0",
         }
         reader, writer = multiprocessing.Pipe(duplex=False)
         source = ROOT / "notebooks" / f"{NOTEBOOKS[number]}.ipynb"
         child = multiprocessing.get_context("fork").Process(
-            target=_execute, args=(source, output, params, environment, writer), name=NOTEBOOKS[number],
+            target=_execute,
+            args=(source, output, params, environment, writer),
+            name=NOTEBOOKS[number],
         )
         child.start()
         writer.close()
@@ -112,9 +121,13 @@ class Chain:
         if error is None:
             error = _invalid_result(result_file)
         return NotebookState(
-            notebook=number, state="failed" if error else "done", error=error,
-            result=result_file.name if result_file.exists() else None, ipynb=output.name if output.exists() else None,
-            html=f"{number}.html" if output.exists() else None, seconds=round(time.monotonic() - began, 2),
+            notebook=number,
+            state="failed" if error else "done",
+            error=error,
+            result=result_file.name if result_file.exists() else None,
+            ipynb=output.name if output.exists() else None,
+            html=f"{number}.html" if output.exists() else None,
+            seconds=round(time.monotonic() - began, 2),
         )
 
     def _wait(self, child: Any, reader: Any, title: str) -> str | None:
@@ -156,11 +169,14 @@ class Chain:
     def _index(self, state: str, seconds: float | None) -> RunResult:
         results = [read_result(self.folder / s.result) for s in self.states.values() if s.result]
         result = RunResult(
-            run_id=self.folder.name, profile=self.profile, started=self.started,
+            run_id=self.folder.name,
+            profile=self.profile,
+            started=self.started,
             ended=None if state == "running" else datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             seconds=round(seconds, 2) if seconds is not None else None,
             server_seconds=round(sum(r.server_seconds for r in results if r), 2),
-            state=state, notebooks=list(self.states.values()),
+            state=state,
+            notebooks=list(self.states.values()),
         )
         local.write_atomic(self.folder / "result.json", result.model_dump_json(indent=1))
         return result
@@ -180,8 +196,15 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        papermill.execute_notebook(str(source), str(output), parameters=params, progress_bar=False, cwd=str(ROOT),
-                                   kernel_name="python3", start_timeout=120)
+        papermill.execute_notebook(
+            str(source),
+            str(output),
+            parameters=params,
+            progress_bar=False,
+            cwd=str(ROOT),
+            kernel_name="python3",
+            start_timeout=120,
+        )
     except PapermillExecutionError as error:
         writer.send(f"cell {error.exec_count}: {error.ename}: {error.evalue}"[:2000])
     except OSError as error:
@@ -229,7 +252,9 @@ def wait_servers_gone(folder: Path, deadline_s: float) -> list[int]:
     return left
 
 
-def run(profile: str, only: Sequence[str] | None = None, resume: str | None = None, strict: bool = False) -> tuple[int, Path]:
+def run(
+    profile: str, only: Sequence[str] | None = None, resume: str | None = None, strict: bool = False
+) -> tuple[int, Path]:
     """Runs a profile's notebooks.
 
     Args:
@@ -277,8 +302,11 @@ def _clear_disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WorkbookError(f"results can be written below {root}", f"{error.strerror or error}",
-                            "free space there, or set WORKBOOK_OUTPUTS to another folder") from error
+        raise WorkbookError(
+            f"results can be written below {root}",
+            f"{error.strerror or error}",
+            "free space there, or set WORKBOOK_OUTPUTS to another folder",
+        ) from error
 
 
 def _numbers(only: Sequence[str] | None) -> list[str]:
@@ -301,7 +329,11 @@ def find_run(run_id: str) -> Path:
     if len(matching) == 1:
         return matching[0]
     known = ", ".join(f"{f.parent.parent.name}/{f.parent.name}" for f in runs[-3:]) or "none yet"
-    raise BadInput(f"a run with result.json named {run_id!r}", f"{len(matching)} of that name; latest runs: {known}", "give its folder or id")
+    raise BadInput(
+        f"a run with result.json named {run_id!r}",
+        f"{len(matching)} of that name; latest runs: {known}",
+        "give its folder or id",
+    )
 
 
 def _failed_verdicts(folder: Path) -> bool:

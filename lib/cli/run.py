@@ -10,9 +10,10 @@ from lib import runner
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the subcommand."""
     parser = subparsers.add_parser(
-        "run", help="run the notebooks of a profile and write the report",
+        "run",
+        help="run the notebooks of a profile and write the report",
         description="Exit codes: 0 all notebooks ran and wrote valid results (whatever the verdicts), 1 one failed, "
-                    "2 bad input, 3 with --strict and a failed verdict, 130 interrupted (continue with --resume).",
+        "2 bad input, 3 with --strict and a failed verdict, 130 interrupted (continue with --resume).",
     )
     parser.add_argument("--profile", default="embedded", help="a name under params/, or a folder (default: embedded)")
     parser.add_argument("--only", help="numbers of notebooks, such as 03,05")

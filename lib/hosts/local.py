@@ -123,7 +123,9 @@ def gpus() -> tuple[list[dict[str, Any]], str | None]:
         return [], "nvidia-smi is not on this machine"
     out = subprocess.run(
         ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     if out.returncode != 0:
         return [], f"nvidia-smi ended with {out.returncode}: {(out.stdout + out.stderr).strip()[:200]}"
@@ -143,7 +145,9 @@ def gpu_processes() -> dict[int, int]:
         return {}
     out = subprocess.run(
         ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True,
+        text=True,
+        timeout=30,
     )
     held: dict[int, int] = {}
     for line in out.stdout.splitlines() if out.returncode == 0 else []:
@@ -163,7 +167,9 @@ def _number(text: str | None) -> float | None:
 def describe() -> dict[str, Any]:
     """What this machine is: operating system, CPU, memory, GPUs (or why none), boot id."""
     rows, reason = gpus()
-    cpu = next((line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor())
+    cpu = next(
+        (line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor()
+    )
     flags = next((line.split(":", 1)[1].split() for line in _cpuinfo() if line.startswith("flags")), [])
     return {
         "hostname": socket.gethostname(),

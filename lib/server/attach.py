@@ -68,11 +68,14 @@ class AttachedServer:
         info = control.server_info()
         owner = local.port_owner(parts.port or 80) if local.is_local_url(url) else None
         record = AttachRecord(
-            launch_id=f"A{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}", base_url=control.base_url,
+            launch_id=f"A{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}",
+            base_url=control.base_url,
             attached=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             boot_id=local.boot_id() if local.is_local_url(url) else None,
-            pid=owner.pid if owner else None, pid_start_time=owner.start_time if owner else None,
-            environment=_environment_of(owner.pid) if owner else {}, served_model_name=control.served_model_name(),
+            pid=owner.pid if owner else None,
+            pid_start_time=owner.start_time if owner else None,
+            environment=_environment_of(owner.pid) if owner else {},
+            served_model_name=control.served_model_name(),
             host=local.describe() if local.is_local_url(url) else {"hostname": parts.hostname},
         )
         place = folder / record.launch_id
@@ -89,8 +92,14 @@ class AttachedServer:
         faults, checks = [], []
         if self.record.pid is not None:
             owner = local.port_owner(urlsplit(self.base_url).port or 80)
-            if owner is None or owner.pid != self.record.pid or abs(owner.start_time - (self.record.pid_start_time or 0)) > 0.02:
-                faults.append(f"the port belonged to pid {self.record.pid} and now to {owner.pid if owner else 'nobody readable'}")
+            if (
+                owner is None
+                or owner.pid != self.record.pid
+                or abs(owner.start_time - (self.record.pid_start_time or 0)) > 0.02
+            ):
+                faults.append(
+                    f"the port belonged to pid {self.record.pid} and now to {owner.pid if owner else 'nobody readable'}"
+                )
             else:
                 checks.append(f"pid {owner.pid} and its start time still own the port")
         then = json.loads((self.folder / "server_info.json").read_text())
@@ -100,7 +109,9 @@ class AttachedServer:
         else:
             checks.append("resolved arguments equal those found at the start, random_seed included")
         if faults:
-            raise IdentityError(f"the server attached as {self.launch_id} answers on {self.base_url}", "; ".join(faults))
+            raise IdentityError(
+                f"the server attached as {self.launch_id} answers on {self.base_url}", "; ".join(faults)
+            )
         return checks
 
     def identity(self) -> ServerIdentity:
@@ -115,10 +126,19 @@ class AttachedServer:
         model = {"path": info.get("model_path"), "reason": "an attached server's model files are not read"}
         parts = [info.get("version"), resolved, record.environment, model, record.host]
         return ServerIdentity(
-            launch_id=record.launch_id, origin="attached", base_url=record.base_url, pid=record.pid,
-            pid_start_time=record.pid_start_time, boot_id=record.boot_id, started=record.attached,
-            sglang_version=info.get("version"), environment=record.environment, resolved_args=resolved,
-            served_model_name=record.served_model_name, model=model, host=record.host,
+            launch_id=record.launch_id,
+            origin="attached",
+            base_url=record.base_url,
+            pid=record.pid,
+            pid_start_time=record.pid_start_time,
+            boot_id=record.boot_id,
+            started=record.attached,
+            sglang_version=info.get("version"),
+            environment=record.environment,
+            resolved_args=resolved,
+            served_model_name=record.served_model_name,
+            model=model,
+            host=record.host,
             fingerprint=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
         )
 

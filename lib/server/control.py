@@ -33,7 +33,9 @@ class Control:
         if api_key_env:
             key = os.environ.get(api_key_env)
             if not key:
-                raise BadInput(f"the API key in the environment variable {api_key_env}", "it is not set", f"export {api_key_env}")
+                raise BadInput(
+                    f"the API key in the environment variable {api_key_env}", "it is not set", f"export {api_key_env}"
+                )
             self.session.headers["Authorization"] = f"Bearer {key}"
             self.secrets.append(key)
 
@@ -50,7 +52,8 @@ class Control:
             return self.session.request(method, self.base_url + path, json=body, timeout=timeout_s or self.timeout_s)
         except requests.RequestException as error:
             raise ServerError(
-                f"an answer from {self.base_url}{path}", redact_text(f"{type(error).__name__}: {error}", self.secrets),
+                f"an answer from {self.base_url}{path}",
+                redact_text(f"{type(error).__name__}: {error}", self.secrets),
                 "check that the server runs and that the URL is right",
             ) from error
 
@@ -62,7 +65,8 @@ class Control:
             return redact_object(response.json(), self.secrets)
         except ValueError as error:
             raise ServerError(
-                f"{self.base_url}{path} answers JSON", f"{redact_text(response.text[:100], self.secrets)!r}",
+                f"{self.base_url}{path} answers JSON",
+                f"{redact_text(response.text[:100], self.secrets)!r}",
                 "is this an SGLang server?",
             ) from error
 
@@ -77,7 +81,10 @@ class Control:
         """Resolved arguments, version and internal states, redacted."""
         info = self.get_json("/server_info")
         if not isinstance(info, dict) or "version" not in info:
-            raise ServerError(f"{self.base_url}/server_info is SGLang's", f"keys {sorted(info)[:8] if isinstance(info, dict) else info!r}")
+            raise ServerError(
+                f"{self.base_url}/server_info is SGLang's",
+                f"keys {sorted(info)[:8] if isinstance(info, dict) else info!r}",
+            )
         return info
 
     def served_model_name(self) -> str:
@@ -96,7 +103,11 @@ class Control:
         """Empties the prefix cache; ServerError if requests are running (SGLang answers 400 then)."""
         response = self._ask("POST", "/flush_cache", None, None)
         if response.status_code != 200:
-            raise ServerError("/flush_cache empties the cache", f"{response.status_code} {response.text[:200]!r}", "wait until no request runs")
+            raise ServerError(
+                "/flush_cache empties the cache",
+                f"{response.status_code} {response.text[:200]!r}",
+                "wait until no request runs",
+            )
 
     def generate(self, body: dict[str, Any], timeout_s: float = 600.0) -> dict[str, Any]:
         """One non-streaming /generate."""

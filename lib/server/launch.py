@@ -39,10 +39,25 @@ from lib.server.progress import phase_of
 from lib.server.redact import redact_object, redact_text
 
 #: Environment variables that change what a server computes; recorded in its identity.
-RELEVANT_ENVIRONMENT = re.compile(r"^(SGLANG_|SGL_|CUDA_|NCCL_|TRITON_|FLASHINFER_|VLLM_|TORCH|PYTORCH_|HF_HUB_OFFLINE|OMP_|MKL_|OPENBLAS_|HIP_|ROCM_)")
+RELEVANT_ENVIRONMENT = re.compile(
+    r"^(SGLANG_|SGL_|CUDA_|NCCL_|TRITON_|FLASHINFER_|VLLM_|TORCH|PYTORCH_|HF_HUB_OFFLINE|OMP_|MKL_|OPENBLAS_|HIP_|ROCM_)"
+)
 #: Answers of /server_info that differ between two moments of one server, or two launches of one configuration.
-VOLATILE = ("random_seed", "port", "grpc_port", "nccl_port", "last_gen_throughput", "internal_states", "status", "kv_events",
-            "dist_init_addr", "startup_time", "launch_command", "file_storage_path", "engine_info_bootstrap_port")
+VOLATILE = (
+    "random_seed",
+    "port",
+    "grpc_port",
+    "nccl_port",
+    "last_gen_throughput",
+    "internal_states",
+    "status",
+    "kv_events",
+    "dist_init_addr",
+    "startup_time",
+    "launch_command",
+    "file_storage_path",
+    "engine_info_bootstrap_port",
+)
 
 
 class ServerSpec(Record):
@@ -123,7 +138,9 @@ class Server:
 
     origin = "launched"
 
-    def __init__(self, spec: ServerSpec, folder: Path, record: LaunchRecord, supervisor: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, spec: ServerSpec, folder: Path, record: LaunchRecord, supervisor: subprocess.Popen[bytes]
+    ) -> None:
         self.spec, self.folder, self.record, self._supervisor = spec, folder, record, supervisor
         self.control = Control(record.base_url, spec.api_key_env)
 
@@ -168,7 +185,9 @@ class Server:
             else:
                 checks.append("resolved arguments and model equal those at readiness, random_seed included")
         if faults:
-            raise IdentityError(f"the server of launch {record.launch_id} answers on {record.base_url}", "; ".join(faults))
+            raise IdentityError(
+                f"the server of launch {record.launch_id} answers on {record.base_url}", "; ".join(faults)
+            )
         return checks
 
     def wait_ready(self, say: Callable[[str], None] | None = None) -> None:
@@ -210,8 +229,11 @@ class Server:
         status = self.status()
         signals = [name for name, stamp in (("SIGTERM", "sigterm_at"), ("SIGKILL", "sigkill_at")) if stamp in status]
         proof = StopProof(
-            signals=signals, seconds=round(time.monotonic() - began, 3), exit_code=status.get("exit_code"),
-            processes_left=left, port_free=not local.port_is_held(self.record.port),
+            signals=signals,
+            seconds=round(time.monotonic() - began, 3),
+            exit_code=status.get("exit_code"),
+            processes_left=left,
+            port_free=not local.port_is_held(self.record.port),
             gpu_memory=_gpu_proof(family, gpu_before),
         )
         state = self.record.state if self.record.state != "ready" else "stopped"
@@ -270,14 +292,31 @@ def identity_of(folder: Path) -> ServerIdentity:
     info = json.loads(info_file.read_text()) if info_file.exists() else {}
     resolved = {key: value for key, value in info.items() if key not in VOLATILE}
     environment = {key: value for key, value in record.environment.items() if RELEVANT_ENVIRONMENT.match(key)}
-    parts = [info.get("version") or record.sglang_version, resolved or record.argv, environment, record.model, record.host]
+    parts = [
+        info.get("version") or record.sglang_version,
+        resolved or record.argv,
+        environment,
+        record.model,
+        record.host,
+    ]
     fingerprint = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return ServerIdentity(
-        launch_id=record.launch_id, origin="launched", base_url=record.base_url, pid=record.pid,
-        pid_start_time=record.pid_start_time, boot_id=record.host.get("boot_id"), started=record.started,
-        ready_s=record.ready_s, sglang_version=info.get("version") or record.sglang_version, argv=record.argv,
-        environment=environment, resolved_args=resolved, served_model_name=record.served_model_name,
-        model=record.model, host=record.host, fingerprint=fingerprint,
+        launch_id=record.launch_id,
+        origin="launched",
+        base_url=record.base_url,
+        pid=record.pid,
+        pid_start_time=record.pid_start_time,
+        boot_id=record.host.get("boot_id"),
+        started=record.started,
+        ready_s=record.ready_s,
+        sglang_version=info.get("version") or record.sglang_version,
+        argv=record.argv,
+        environment=environment,
+        resolved_args=resolved,
+        served_model_name=record.served_model_name,
+        model=record.model,
+        host=record.host,
+        fingerprint=fingerprint,
     )
 
 
@@ -304,9 +343,16 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
     port = spec.port or local.free_port()
     if local.port_is_held(port):
         holder = local.port_owner(port)
-        who = f"pid {holder.pid}: {redact_text(local.command_line(holder.pid))}" if holder else "a process that may not be read"
-        raise PortTaken(f"port {port} of {spec.host} is free for launch {spec.name!r}", f"held by {who}",
-                        "stop that process or choose another port (server.port)")
+        who = (
+            f"pid {holder.pid}: {redact_text(local.command_line(holder.pid))}"
+            if holder
+            else "a process that may not be read"
+        )
+        raise PortTaken(
+            f"port {port} of {spec.host} is free for launch {spec.name!r}",
+            f"held by {who}",
+            "stop that process or choose another port (server.port)",
+        )
     launch_id = f"L{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}"
     place = folder / launch_id
     place.mkdir(parents=True)
@@ -315,22 +361,41 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
     environment = {**os.environ, **spec.environment, "WORKBOOK_LAUNCH_ID": launch_id}
     relevant = {k: v for k, v in environment.items() if RELEVANT_ENVIRONMENT.match(k) or k in spec.environment}
     record = LaunchRecord(
-        launch_id=launch_id, name=spec.name, key=spec.key, argv=[redact_text(a, secrets) for a in _redact_argv(argv)],
-        environment=redact_object(relevant, secrets), sglang_version=spec.sglang_version, model_path=spec.model_path,
-        model=spec.model, host=local.describe(), base_url=f"http://{spec.host}:{port}", port=port,
-        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), started_at=time.time(),
-        state="starting", notes=spec.notes,
+        launch_id=launch_id,
+        name=spec.name,
+        key=spec.key,
+        argv=[redact_text(a, secrets) for a in _redact_argv(argv)],
+        environment=redact_object(relevant, secrets),
+        sglang_version=spec.sglang_version,
+        model_path=spec.model_path,
+        model=spec.model,
+        host=local.describe(),
+        base_url=f"http://{spec.host}:{port}",
+        port=port,
+        started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        started_at=time.time(),
+        state="starting",
+        notes=spec.notes,
     )
     save_record(place, record)
     supervised = {
-        "argv": argv + (["--api-key", secrets[0]] if secrets else []), "environment": environment, "cwd": str(place),
-        "log_path": str((place / "server.log").resolve()), "status_path": str((place / "status.json").resolve()),
-        "secrets": secrets, "owners": [(o.pid, o.start_time) for o in owners], "keep": spec.keep,
+        "argv": argv + (["--api-key", secrets[0]] if secrets else []),
+        "environment": environment,
+        "cwd": str(place),
+        "log_path": str((place / "server.log").resolve()),
+        "status_path": str((place / "status.json").resolve()),
+        "secrets": secrets,
+        "owners": [(o.pid, o.start_time) for o in owners],
+        "keep": spec.keep,
         "stop_deadline_s": spec.stop_timeout_s,
     }
     supervisor = subprocess.Popen(
-        [sys.executable, "-m", "lib.server.supervise"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True, cwd=Path(__file__).parents[2],
+        [sys.executable, "-m", "lib.server.supervise"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
     )
     stdin = supervisor.stdin
     if stdin is None:
@@ -342,7 +407,7 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
 
 def _redact_argv(argv: list[str]) -> list[str]:
     secret = {"--api-key", "--admin-api-key", "--ssl-keyfile-password"}
-    return ["[REDACTED]" if i and argv[i - 1] in secret else part for i, part in enumerate(argv)]
+    return ["REDACTED" if i and argv[i - 1] in secret else part for i, part in enumerate(argv)]
 
 
 def _gpu_proof(family: list[ProcessId], before: dict[int, int]) -> str:
@@ -369,8 +434,13 @@ class _Waiter:
     def wait(self) -> None:
         """Returns when the server is ready, or raises."""
         expected = self.history.expected_s()
-        bar = tqdm(total=expected, desc=f"{self.server.spec.name}: starting", unit="s", leave=False,
-                   bar_format="{desc} {bar} {n:.0f}/{total:.0f} s" if expected else "{desc} {n:.0f} s")
+        bar = tqdm(
+            total=expected,
+            desc=f"{self.server.spec.name}: starting",
+            unit="s",
+            leave=False,
+            bar_format="{desc} {bar} {n:.0f}/{total:.0f} s" if expected else "{desc} {n:.0f} s",
+        )
         next_probe = 0.0
         try:
             while True:
@@ -385,8 +455,11 @@ class _Waiter:
                 status = self.server.status()
                 self._note_pid(status)
                 if status.get("log_error"):
-                    raise ServerError(f"the log of launch {self.server.launch_id} can be written", str(status["log_error"]),
-                                      "free space on the outputs' disk, then run again")
+                    raise ServerError(
+                        f"the log of launch {self.server.launch_id} can be written",
+                        str(status["log_error"]),
+                        "free space on the outputs' disk, then run again",
+                    )
                 if status.get("state") == "ended" or self.server._supervisor.poll() is not None:
                     self._died(status, elapsed)
                 if elapsed > self.server.spec.ready_timeout_s:
@@ -405,14 +478,19 @@ class _Waiter:
         if owner is None:
             return False
         if owner.pid not in {p.pid for p in local.descendants(self.server.record.pid or -1)}:
-            raise IdentityError(f"launch {self.server.launch_id} owns port {port}",
-                                f"pid {owner.pid} ({local.command_line(owner.pid, 80)}) took it first")
+            raise IdentityError(
+                f"launch {self.server.launch_id} owns port {port}",
+                f"pid {owner.pid} ({local.command_line(owner.pid, 80)}) took it first",
+            )
         return self.server.control.health() == 200
 
     def _note_pid(self, status: dict[str, Any]) -> None:
         if self.server.record.pid is None and status.get("pid"):
-            self.server._update(pid=status["pid"], pid_start_time=status.get("pid_start_time"),
-                                supervisor_pid=status.get("supervisor_pid"))
+            self.server._update(
+                pid=status["pid"],
+                pid_start_time=status.get("pid_start_time"),
+                supervisor_pid=status.get("supervisor_pid"),
+            )
 
     def _read_log(self, elapsed: float) -> None:
         with contextlib.suppress(FileNotFoundError), (self.server.folder / "server.log").open("rb") as log:
@@ -428,22 +506,29 @@ class _Waiter:
     def _ready(self, elapsed: float) -> None:
         control = self.server.control
         local.write_atomic(self.server.folder / "server_info.json", json.dumps(control.server_info(), indent=1))
-        self.server._update(state="ready", ready_s=round(elapsed, 2), phases=self.phases,
-                            served_model_name=control.served_model_name())
+        self.server._update(
+            state="ready", ready_s=round(elapsed, 2), phases=self.phases, served_model_name=control.served_model_name()
+        )
         self.history.add(elapsed)
 
     def _died(self, status: dict[str, Any], elapsed: float) -> None:
         code = status.get("exit_code")
         self.server._update(state="died", exit_code=code, ended_s=round(elapsed, 2), phases=self.phases)
         cause = status.get("start_error") or failure_sentence(self.server.folder, code)
-        raise ServerDied(f"{self.server.spec.name!r} becomes ready", f"it ended with exit code {code} after {elapsed:.1f} s: {cause}",
-                         f"read {self.server.folder / 'server.log'}")
+        raise ServerDied(
+            f"{self.server.spec.name!r} becomes ready",
+            f"it ended with exit code {code} after {elapsed:.1f} s: {cause}",
+            f"read {self.server.folder / 'server.log'}",
+        )
 
     def _not_ready(self, elapsed: float) -> None:
         self.server._update(state="not_ready", ended_s=round(elapsed, 2), phases=self.phases)
         last = self.phases[-1][0] if self.phases else "no line that is known"
-        raise NotReady(f"{self.server.spec.name!r} becomes ready within {self.server.spec.ready_timeout_s:.0f} s",
-                       f"last seen: {last}", f"read {self.server.folder / 'server.log'}, or raise server.ready_timeout_s")
+        raise NotReady(
+            f"{self.server.spec.name!r} becomes ready within {self.server.spec.ready_timeout_s:.0f} s",
+            f"last seen: {last}",
+            f"read {self.server.folder / 'server.log'}, or raise server.ready_timeout_s",
+        )
 
 
 def failure_sentence(folder: Path, exit_code: int | None) -> str:

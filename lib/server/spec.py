@@ -26,15 +26,30 @@ def server_spec(name: str, params: ServerParams) -> ServerSpec:
     python = resolve_python(params.python)
     version = params.sglang_version or installed_sglang(str(python))
     launch = launch_argv(
-        {"model_path": str(model), "served_model_name": params.served_model_name, "flags": params.flags,
-         "environment": params.environment},
-        version, "{host}", "{port}",
+        {
+            "model_path": str(model),
+            "served_model_name": params.served_model_name,
+            "flags": params.flags,
+            "environment": params.environment,
+        },
+        version,
+        "{host}",
+        "{port}",
     )
     return ServerSpec(
-        name=name, argv=[str(python), "-m", "sglang.launch_server", *launch.argv], environment=launch.environment,
-        sglang_version=version, model_path=str(model), model=model_fingerprint(model), host=params.host, port=params.port,
-        api_key_env=params.api_key_env, ready_timeout_s=params.ready_timeout_s, stop_timeout_s=params.stop_timeout_s,
-        keep=params.keep, notes=[note.text for note in launch.notes],
+        name=name,
+        argv=[str(python), "-m", "sglang.launch_server", *launch.argv],
+        environment=launch.environment,
+        sglang_version=version,
+        model_path=str(model),
+        model=model_fingerprint(model),
+        host=params.host,
+        port=params.port,
+        api_key_env=params.api_key_env,
+        ready_timeout_s=params.ready_timeout_s,
+        stop_timeout_s=params.stop_timeout_s,
+        keep=params.keep,
+        notes=[note.text for note in launch.notes],
     )
 
 
@@ -51,7 +66,8 @@ def resolve_model(model: str) -> Path:
     if embedded is not None and embedded.is_dir():
         return embedded
     raise BadInput(
-        f"server.model is a checkpoint folder or an embedded model's name: {model!r}", "no such folder",
+        f"server.model is a checkpoint folder or an embedded model's name: {model!r}",
+        "no such folder",
         "correct the path, or run `make report` or `make test` once: they make the embedded models",
     )
 
@@ -61,8 +77,11 @@ def resolve_python(python: str) -> Path:
     path = Path(python).expanduser()
     path = path if path.is_absolute() else ROOT / path
     if not os.access(path, os.X_OK):
-        raise BadInput(f"server.python is an interpreter with SGLang: {python!r}", "no such executable",
-                       "run `make report` once (it makes .venv-sglang), or name the Python of your SGLang environment")
+        raise BadInput(
+            f"server.python is an interpreter with SGLang: {python!r}",
+            "no such executable",
+            "run `make report` once (it makes .venv-sglang), or name the Python of your SGLang environment",
+        )
     return path
 
 
@@ -72,6 +91,9 @@ def installed_sglang(python: str) -> str:
     code = "import importlib.metadata as m; print(m.version('sglang'))"
     out = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     if out.returncode:
-        raise BadInput(f"SGLang installed in the environment of {python}", (out.stderr.strip().splitlines() or ["no answer"])[-1],
-                       "install it there, or correct server.python")
+        raise BadInput(
+            f"SGLang installed in the environment of {python}",
+            (out.stderr.strip().splitlines() or ["no answer"])[-1],
+            "install it there, or correct server.python",
+        )
     return out.stdout.strip()

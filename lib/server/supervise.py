@@ -54,7 +54,7 @@ class Spec(TypedDict):
 class LineFilter:
     """Cuts a byte stream into lines and redacts each; carriage returns of progress bars count as line ends.
 
-    Example: `LineFilter(["k3y"]).feed(b"a k3y\\npart")` gives `b"a [REDACTED]\\n"`; `part` waits for its end.
+    Example: `LineFilter(["k3y"]).feed(b"a k3y\\npart")` gives `b"a REDACTED\\n"`; `part` waits for its end.
     """
 
     def __init__(self, secrets: list[str]) -> None:
@@ -117,8 +117,14 @@ class Supervisor:
 
         try:
             server = subprocess.Popen(
-                self.spec["argv"], env=self.spec["environment"], cwd=self.spec["cwd"], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=in_child,
+                self.spec["argv"],
+                env=self.spec["environment"],
+                cwd=self.spec["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=in_child,
             )
         except OSError as error:
             self.write_status(state="ended", exit_code=127, ended=time.time(), start_error=str(error))
@@ -126,8 +132,11 @@ class Supervisor:
         self.server = server
         identity = process_id(server.pid)
         self.write_status(
-            state="running", pid=server.pid, pgid=server.pid,
-            pid_start_time=identity.start_time if identity else None, started=time.time(),
+            state="running",
+            pid=server.pid,
+            pgid=server.pid,
+            pid_start_time=identity.start_time if identity else None,
+            started=time.time(),
         )
         signal.signal(signal.SIGTERM, self._asked_to_stop)
         log = self._open_log()
