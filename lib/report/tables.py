@@ -120,7 +120,8 @@ def number_text(value: float | int, decimals: int | None = None) -> str:
     if math.isinf(number):
         return "∞" if number > 0 else "-∞"
     if decimals is not None:
-        return f"{number:,.{decimals}f}"
+        text = f"{number:,.{decimals}f}"
+        return text if text.strip("-0.,") else text.lstrip("-")
     if number and abs(number) < 1e-4:
         return f"{number:.2e}"
     text = f"{number:,.{_decimals(number, None)}f}"
@@ -432,7 +433,7 @@ def table(
     """Return a table of mappings or records.
 
     Args:
-        rows: mappings, records or objects. Cells may be `Measured`, numbers, `Status`, `Evidence`, lists of these, text.
+        rows: mappings, records or objects; cells: `Measured`, `Status`, `Evidence`, lists of these, numbers, text.
         columns: keys in order: `"key"`, `("key", "Title")`, `("key", "Title", "unit", "shown unit")`, a `Column`, or a
             mapping key -> title; None takes all keys. Dots go deeper: `"values.ttft_s"`.
         caption: what the table shows, in one line.
