@@ -350,10 +350,14 @@ class Extraction:
         self.rows.append(row)
 
     def _annotated_fields(self) -> None:
+        # 0.5.15 and 0.5.16 declare dcp_size twice: in a dataclass the later declaration stands
+        found: dict[str, tuple[Class, ast.AnnAssign]] = {}
         for held in self.classes:
             for statement in held.node.body:
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    self._annotated_field(held, statement, statement.target.id)
+                    found[statement.target.id] = (held, statement)
+        for name, (held, statement) in found.items():
+            self._annotated_field(held, statement, name)
 
     def _annotated_field(self, held: Class, statement: ast.AnnAssign, name: str) -> None:
         note = statement.annotation
