@@ -39,6 +39,7 @@ class ServerParams(_Params):
     """One server: what to launch (or which running one to attach to) and how long to wait for it."""
 
     attach: str | None = Field(default=None, description="URL of a running server that the workbook did not launch")
+    log: str | None = Field(default=None, description="log file of an attached server, if it can be read here")
     model: str | None = Field(default=None, description="folder of the checkpoint, or the name of an embedded model")
     served_model_name: str | None = None
     python: str = Field(default=".venv-sglang/bin/python", description="interpreter that has SGLang installed")

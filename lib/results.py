@@ -128,7 +128,8 @@ class ServerHandle:
     def key(self) -> str | None:
         if self.run.offline:
             return None
-        return f"attached {self.params.attach}" if self.attached else self.spec.key
+        live = self.get() if self.attached else None
+        return live.record.key if isinstance(live, AttachedServer) else self.spec.key
 
     def get(self) -> Answering:
         """The running server; launches or attaches if needed."""
@@ -215,9 +216,9 @@ class NotebookRun:
 
     def try_launch(self, handle: ServerHandle) -> LaunchRecord:
         """Launches a server and gives its record, however it went; a recorded launch with the same key is not repeated."""
-        done = [r for r in handle.launches() if r.state in ("ready", "stopped", "died", "not_ready")]
+        done = [r for r in handle.launches() if r.state in ("ready", "stopped", "died", "not_ready", "attached")]
         if not self.offline:
-            done = [r for r in done if r.key == handle.spec.key]
+            done = [r for r in done if r.key == handle.key]
         if done:
             self._used.append(done[-1].launch_id)
             return done[-1]
@@ -231,7 +232,7 @@ class NotebookRun:
                 other.stop()  # one at a time: they would share the machine and falsify each other's numbers
         with self.inside_server():
             if handle.attached:
-                live: Answering = AttachedServer.attach(handle.params, self.raw / "servers")
+                live: Answering = AttachedServer.attach(handle.name, handle.params, self.raw / "servers")
             else:
                 live = launching.launch(handle.spec, self.raw / "servers", owners(), self.say)
         return live
@@ -366,12 +367,7 @@ class NotebookRun:
         """The servers that this notebook's numbers come from, from their raw records."""
         found = []
         for launch_id in dict.fromkeys(self._used):
-            folder = self.raw / "servers" / launch_id
-            found.append(
-                AttachedServer.identity_of(folder)
-                if (folder / "attach.json").exists()
-                else launching.identity_of(folder)
-            )
+            found.append(launching.identity_of(self.raw / "servers" / launch_id))
         return found
 
     def provenance(self) -> Provenance:

@@ -11,30 +11,14 @@ import hashlib
 import json
 import uuid
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from lib.errors import BadInput, IdentityError
 from lib.hosts import local
 from lib.params import ServerParams
-from lib.records import Record, ServerIdentity
 from lib.server.control import Control
-from lib.server.launch import RELEVANT_ENVIRONMENT, VOLATILE, changed_arguments
-from lib.server.redact import redact_object
-
-
-class AttachRecord(Record):
-    """attach.json: which server was found at the URL, and when."""
-
-    launch_id: str
-    base_url: str
-    attached: str
-    boot_id: str | None
-    pid: int | None
-    pid_start_time: float | None
-    environment: dict[str, str]
-    served_model_name: str
-    host: dict[str, Any]
+from lib.server.launch import RELEVANT_ENVIRONMENT, LaunchRecord, changed_arguments, save_record
+from lib.server.redact import redact_object, redact_text
 
 
 class AttachedServer:
@@ -42,7 +26,7 @@ class AttachedServer:
 
     origin = "attached"
 
-    def __init__(self, record: AttachRecord, folder: Path, control: Control) -> None:
+    def __init__(self, record: LaunchRecord, folder: Path, control: Control) -> None:
         self.record, self.folder, self.control = record, folder, control
 
     @property
@@ -54,11 +38,11 @@ class AttachedServer:
         return self.record.launch_id
 
     @classmethod
-    def attach(cls, params: ServerParams, folder: Path) -> AttachedServer:
-        """Finds the server at `params.attach` and records who it is.
+    def attach(cls, name: str, params: ServerParams, folder: Path) -> AttachedServer:
+        """Finds the server at `params.attach` and records who it is (launch.json with origin `attached`).
 
         Raises:
-            BadInput: not an http URL. ServerError: nothing answers, or not as SGLang does.
+            BadInput: not an http URL, or no such log file. ServerError: nothing answers, or not as SGLang does.
         """
         url = params.attach or ""
         parts = urlsplit(url)
@@ -66,21 +50,36 @@ class AttachedServer:
             raise BadInput("server.attach is a URL such as http://127.0.0.1:30000", repr(url))
         control = Control(url, params.api_key_env)
         info = control.server_info()
-        owner = local.port_owner(parts.port or 80) if local.is_local_url(url) else None
-        record = AttachRecord(
+        here = local.is_local_url(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        owner = local.port_owner(port) if here else None
+        seen = [control.base_url, local.boot_id() if here else None, owner, info.get("version"), info.get("random_seed")]
+        now = datetime.datetime.now(datetime.UTC)
+        record = LaunchRecord(
             launch_id=f"A{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}",
+            name=name,
+            origin="attached",
+            key=hashlib.sha256(repr(seen).encode()).hexdigest()[:16],
+            argv=[],
+            environment=_environment_of(owner.pid) if owner else {},
+            sglang_version=str(info["version"]),
+            model_path=str(info.get("model_path")),
+            model={"path": info.get("model_path"), "reason": "the model files of an attached server are not read"},
+            host=local.describe() if here else {"hostname": parts.hostname, "reason": "not this machine"},
             base_url=control.base_url,
-            attached=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            boot_id=local.boot_id() if local.is_local_url(url) else None,
+            port=port,
+            started=now.isoformat(timespec="seconds"),
+            started_at=now.timestamp(),
+            state="attached",
             pid=owner.pid if owner else None,
             pid_start_time=owner.start_time if owner else None,
-            environment=_environment_of(owner.pid) if owner else {},
             served_model_name=control.served_model_name(),
-            host=local.describe() if local.is_local_url(url) else {"hostname": parts.hostname},
         )
         place = folder / record.launch_id
-        local.write_atomic(place / "attach.json", record.model_dump_json(indent=1))
+        save_record(place, record)
         local.write_atomic(place / "server_info.json", json.dumps(info, indent=1))
+        if params.log:
+            local.write_atomic(place / "server.log", _redacted_log(params.log, control.secrets))
         return cls(record, place, control)
 
     def check_identity(self) -> list[str]:
@@ -91,7 +90,7 @@ class AttachedServer:
         """
         faults, checks = [], []
         if self.record.pid is not None:
-            owner = local.port_owner(urlsplit(self.base_url).port or 80)
+            owner = local.port_owner(self.record.port)
             if (
                 owner is None
                 or owner.pid != self.record.pid
@@ -114,33 +113,13 @@ class AttachedServer:
             )
         return checks
 
-    def identity(self) -> ServerIdentity:
-        return self.identity_of(self.folder)
 
-    @staticmethod
-    def identity_of(folder: Path) -> ServerIdentity:
-        """The identity of an attached server, from its raw files alone."""
-        record = AttachRecord.model_validate_json((folder / "attach.json").read_text())
-        info = json.loads((folder / "server_info.json").read_text())
-        resolved = {key: value for key, value in info.items() if key not in VOLATILE}
-        model = {"path": info.get("model_path"), "reason": "an attached server's model files are not read"}
-        parts = [info.get("version"), resolved, record.environment, model, record.host]
-        return ServerIdentity(
-            launch_id=record.launch_id,
-            origin="attached",
-            base_url=record.base_url,
-            pid=record.pid,
-            pid_start_time=record.pid_start_time,
-            boot_id=record.boot_id,
-            started=record.attached,
-            sglang_version=info.get("version"),
-            environment=record.environment,
-            resolved_args=resolved,
-            served_model_name=record.served_model_name,
-            model=model,
-            host=record.host,
-            fingerprint=hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest(),
-        )
+def _redacted_log(file: str, secrets: list[str]) -> str:
+    try:
+        text = Path(file).expanduser().read_text(errors="replace")
+    except OSError as error:
+        raise BadInput(f"server.log names the attached server's log: {file!r}", error.strerror) from error
+    return redact_text(text, secrets)
 
 
 def _environment_of(pid: int) -> dict[str, str]:

@@ -109,6 +109,7 @@ class LaunchRecord(Record):
 
     launch_id: str
     name: str
+    origin: str = "launched"
     key: str
     argv: list[str]
     environment: dict[str, str]
@@ -302,7 +303,7 @@ def identity_of(folder: Path) -> ServerIdentity:
     fingerprint = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return ServerIdentity(
         launch_id=record.launch_id,
-        origin="launched",
+        origin=record.origin,
         base_url=record.base_url,
         pid=record.pid,
         pid_start_time=record.pid_start_time,

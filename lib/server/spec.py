@@ -33,12 +33,14 @@ def server_spec(name: str, params: ServerParams) -> ServerSpec:
             "environment": params.environment,
         },
         version,
-        "{host}",
-        "{port}",
+        params.host,
+        params.port or 1,
     )
+    argv = list(launch.argv)
+    argv[argv.index("--port") + 1] = "{port}"  # known only when the server is started
     return ServerSpec(
         name=name,
-        argv=[str(python), "-m", "sglang.launch_server", *launch.argv],
+        argv=[str(python), "-m", "sglang.launch_server", *argv],
         environment=launch.environment,
         sglang_version=version,
         model_path=str(model),
@@ -62,9 +64,8 @@ def resolve_model(model: str) -> Path:
     path = Path(model).expanduser()
     if path.is_dir():
         return path.resolve()
-    embedded = model_dir(model) if "/" not in model else None
-    if embedded is not None and embedded.is_dir():
-        return embedded
+    if model and "/" not in model and not model.startswith("."):
+        return model_dir(model)
     raise BadInput(
         f"server.model is a checkpoint folder or an embedded model's name: {model!r}",
         "no such folder",
