@@ -407,6 +407,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make_models", description="Make the embedded profile's models.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(models)}")
     parser.add_argument("--list", action="store_true", help="say what is there and make nothing")
+    parser.add_argument("--check", action="store_true", help="make nothing; exit 1 if one is missing")
     args = parser.parse_args(arguments)
     try:
         unknown = sorted(set(args.names) - set(models))
@@ -417,8 +418,8 @@ def main(arguments: list[str] | None = None) -> int:
             for model in wanted:
                 say(f"{model.name}: {'there' if is_current(model) else 'missing'}, {model_path(model.name)}")
             return 0
-        if all(is_current(model) for model in wanted):
-            return 0
+        if args.check or all(is_current(model) for model in wanted):
+            return 0 if all(is_current(model) for model in wanted) else 1
         os.environ.update(TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1", TQDM_DISABLE="1")
         warnings.filterwarnings("ignore", message="Failed to load image Python extension")
         with cache_lock():
