@@ -1,0 +1,182 @@
+"""What surrounds a log line's message: colours, journal and container prefixes, progress bars, time stamps and rank tags.
+
+SGLang writes `[2026-11-29 13:05:53 DP0 PP1 TP3 EP7] message` (tags only for sizes above one, none for the main process).
+Services and containers put their own prefix before it, terminals add colours, progress bars write several lines into one.
+This module only looks at text; it never opens anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer physical line is cut here: no line that a server writes is longer, and memory stays bounded."""
+
+_ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
+#: `[time tags]` as SGLang's logger writes it, anywhere in the line.
+_STAMP = re.compile(
+    rb"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)((?: +(?:ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)\d+)*)\] ?"
+)
+#: `2026-11-29 13:05:53 ...` without brackets: SGLang under another formatter, docker and k8s time stamps.
+_PLAIN_TIME = re.compile(rb"(?<![\d\[])(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?(?!\d)")
+#: vLLM: `(EngineCore pid=9896) INFO 11-29 12:57:52 [core.py:133] message`.
+_VLLM = re.compile(
+    rb"(?:\((?P<process>[^()]{1,60}?)(?: pid=\d+)?\) ?)?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) "
+    rb"(?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? \[[^\]\s]{1,120}?:\d+\] ?"
+)
+#: What systemd's journal, docker compose and k8s put before the message.
+_JOURNAL = re.compile(
+    rb"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
+    rb" [\w.-]{1,64} [\w@.:/-]{1,80}(?:\[\d+\])?: ?"
+    rb"|[\w.-]{1,80} +\| ?"
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d) (?:stdout|stderr) [FP] )"
+)
+#: Formatters other than SGLang's own: `INFO 151972 [scheduler_metrics_mixin.py:287] message`.
+_LEVEL = re.compile(
+    rb"^[\s:|-]*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:|-]*)?(?:\d{1,8} +)?(?:\[[\w./-]+\.py:\d+\] ?)?"
+)
+_RANK = re.compile(rb"(ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)(\d+)")
+_BRACKET_RANK = re.compile(rb"^\[rank(\d+)\]:")
+
+
+class Line(NamedTuple):
+    """One message with what was written around it."""
+
+    number: int
+    time: str | None
+    rank: str | None
+    text: str
+    stamped: bool
+    quote: str
+
+    def tag(self, name: str) -> int | None:
+        """The rank's number of one kind, e.g. `tag("TP")` of `DP0 TP3` is 3."""
+        return rank_tag(self.rank, name)
+
+
+def rank_tag(rank: str | None, name: str) -> int | None:
+    """The number behind `name` in a rank such as `DP0 TP3 EP3`, or None."""
+    for part in (rank or "").split():
+        if part.rstrip("0123456789") == name:
+            return int(part[len(name) :])
+    return None
+
+
+def without_colours(raw: bytes) -> bytes:
+    """The line without terminal escape sequences."""
+    return _ANSI.sub(b"", raw) if b"\x1b" in raw else raw
+
+
+def split_messages(raw: bytes) -> list[bytes]:
+    """The messages in one physical line.
+
+    A progress bar rewrites its line with carriage returns, and a logger that writes to the same terminal continues on
+    it, so that `0%| | 0/20 [00:00<?][2026-11-29 13:06:29] message` holds two messages.
+    """
+    parts = [part for part in raw.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n") if part.strip()]
+    messages: list[bytes] = []
+    for part in parts:
+        starts = [match.start() for match in _STAMP.finditer(part)]
+        if not starts or (len(starts) == 1 and not _holds_progress(part[: starts[0]])):
+            messages.append(part)
+            continue
+        if part[: starts[0]].strip() and _holds_progress(part[: starts[0]]):
+            messages.append(part[: starts[0]])
+            bounds = starts
+        else:
+            bounds = [0, *starts[1:]]
+        messages.extend(part[a:b] for a, b in zip(bounds, [*bounds[1:], len(part)], strict=True))
+    return messages
+
+
+def _holds_progress(head: bytes) -> bool:
+    return b"it/s" in head or b"s/it" in head or b"%|" in head or b"% Completed" in head
+
+
+def parse_line(number: int, raw: bytes) -> Line:
+    """Time, rank and message of one line, whatever wrote around it.
+
+    Example: `parse_line(7, b"[2026-11-29 13:06:28 DP0 TP3] Memory pool end. avail mem=9.00 GB")` has time
+    "2026-11-29 13:06:28", rank "DP0 TP3" and text "Memory pool end. avail mem=9.00 GB".
+    """
+    raw = without_colours(raw).rstrip(b"\r\n")
+    quote = raw.decode("utf-8", "replace").strip()
+    stamp = _STAMP.search(raw, 0, 400)
+    if stamp:
+        rank = b" ".join(stamp.group(2).split()).decode() or None
+        return Line(number, _clock(stamp.group(1)), rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote)
+    vllm = _VLLM.search(raw, 0, 400)
+    if vllm:
+        process = vllm.group("process")
+        text = raw[vllm.end() :].decode("utf-8", "replace").rstrip()
+        return Line(number, vllm.group("time").decode(), process.decode("utf-8", "replace") if process else None, text, True, quote)
+    journal = _JOURNAL.match(raw)
+    body = raw[journal.end() :] if journal else raw
+    head = _PLAIN_TIME.search(body, 0, 60)
+    time = _clock(head.group(1)) if head else None
+    if time is None and journal:
+        outer = _PLAIN_TIME.search(journal.group(0))
+        time = _clock(outer.group(1)) if outer else None
+    if head and not body[: head.start()].strip(b" \t(["):
+        body = body[head.end() :]
+        level = _LEVEL.match(body)
+        body = body[level.end() :] if level else body
+    bracket = _BRACKET_RANK.match(body)
+    rank_text = f"rank{int(bracket.group(1))}" if bracket else None
+    text = body.decode("utf-8", "replace").rstrip()
+    return Line(number, time, rank_text, text if text[:1] in " \t" else text.strip(), head is not None, quote)
+
+
+def _clock(raw: bytes) -> str:
+    return raw.decode("ascii").replace("T", " ").replace(",", ".")
+
+
+def seconds_between(start: str | None, end: str | None) -> float | None:
+    """Seconds from one time stamp of a log to another; None if one is missing or they have different forms."""
+    if not start or not end:
+        return None
+    a, b = _moment(start), _moment(end)
+    if a is None or b is None or (len(start) < 15) != (len(end) < 15):
+        return None
+    if len(end) < 15 and b < a:  # vLLM writes no year
+        b = b + timedelta(days=365)
+    return round((b - a).total_seconds(), 3)
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        if len(text) < 15:
+            return datetime.strptime("2001-" + text, "%Y-%m-%d %H:%M:%S")
+        return datetime.fromisoformat(text[:26])
+    except ValueError:
+        return None
+
+
+def lines_of(read: Callable[[int], bytes], block_bytes: int = 1 << 20) -> Iterator[bytes]:
+    """Physical lines from a `read(n)` function, in bounded memory.
+
+    One item for one physical line, so that counting items gives line numbers; a line above MAX_LINE_BYTES is cut and its
+    rest is skipped, so that even a file of 10 GB without a newline needs two blocks of memory.
+    """
+    rest = b""
+    cut = False
+    while True:
+        block = read(block_bytes)
+        if not block:
+            break
+        pieces = block.split(b"\n")
+        if len(pieces) == 1:
+            if not cut and len(rest) < MAX_LINE_BYTES:
+                rest += block[: MAX_LINE_BYTES - len(rest)]
+                cut = len(rest) >= MAX_LINE_BYTES
+            continue
+        first = rest if cut else rest + pieces[0]
+        yield first[:MAX_LINE_BYTES]
+        last = pieces.pop()
+        yield from pieces[1:]
+        rest, cut = last, False
+    if rest:
+        yield rest[:MAX_LINE_BYTES]
