@@ -109,6 +109,15 @@ def _chart(width: float, height: float) -> Chart:
     return Chart(figsize=(width, height), layout="constrained")
 
 
+def _finished(figure: Chart, alt: str) -> Chart:
+    """The figure with its words, laid out once and for all: drawing it again gives the same picture."""
+    figure.alt = visible_text(alt)
+    with matplotlib.rc_context(_STYLE):
+        figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
 def _get(record: Any, key: str, default: Any = None) -> Any:
     if isinstance(record, Mapping):
         return record.get(key, default)
@@ -191,8 +200,7 @@ def _nothing(title: str, reason: str) -> Chart:
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.text(0.0, 0.5, f"{title}: {reason}", va="center", color=SOFT)
-    figure.alt = f"{title}: {reason}."
-    return figure
+    return _finished(figure, f"{title}: {reason}.")
 
 
 #: Panels of `throughput_latency`: key of a level, title, unit of bare numbers.
@@ -275,8 +283,7 @@ def throughput_latency(
         _legend(figure, series)
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize=10)
-    figure.alt = visible_text((f"{title}. " if title else "") + ". ".join(words) + ".")
-    return figure
+    return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
 
 
 def _legend(figure: Chart, series: Mapping[str, Any]) -> None:
@@ -344,10 +351,7 @@ def difference_by_position(
         _legend(figure, series)
         if title:
             axes.set_title(title)
-    figure.alt = visible_text(
-        (f"{title}. " if title else "") + f"{ylabel} by token position. " + ". ".join(words) + "."
-    )
-    return figure
+    return _finished(figure, (f"{title}. " if title else "") + f"{ylabel} by token position. " + ". ".join(words) + ".")
 
 
 def _bucket(row: Any) -> str:
@@ -419,8 +423,7 @@ def startup_phases(phases: Iterable[Any], deadline_s: float | None = None, *, ti
     words = [f"{launch + ', ' if launch else ''}{phase}: {shown(m).text(with_n=False)}" for launch, phase, _, m in rows]
     if deadline_s is not None:
         words.append(f"deadline {number_text(deadline_s)} s")
-    figure.alt = visible_text((f"{title}. " if title else "") + "Seconds by start-up phase. " + "; ".join(words) + ".")
-    return figure
+    return _finished(figure, (f"{title}. " if title else "") + "Seconds by start-up phase. " + "; ".join(words) + ".")
 
 
 def acceptance(
@@ -476,5 +479,4 @@ def acceptance(
             words.append(f"threshold {number_text(limit)} ({limit_label})")
         if title:
             axes.set_title(title, pad=16 if limit is not None else None)
-    figure.alt = visible_text((f"{title}. " if title else "") + f"{xlabel}. " + "; ".join(words) + ".")
-    return figure
+    return _finished(figure, (f"{title}. " if title else "") + f"{xlabel}. " + "; ".join(words) + ".")
