@@ -33,8 +33,7 @@ from lib.hosts.local import ProcessId
 from lib.model.cache import cache_dir
 from lib.records import Record, ServerIdentity
 from lib.server.control import Control
-from lib.server.failures import classify
-from lib.server.log import read_log
+from lib.server.failures import Failure, classify
 from lib.server.progress import phase_of
 from lib.server.redact import redact_object, redact_text
 
@@ -442,17 +441,14 @@ class _Waiter:
             leave=False,
             bar_format="{desc} {bar} {n:.0f}/{total:.0f} s" if expected else "{desc} {n:.0f} s",
         )
-        next_probe = 0.0
+        next_probe = next_word = 0.0
         try:
             while True:
                 elapsed = time.monotonic() - self.began
                 self._read_log(elapsed)
-                bar.n = min(elapsed, expected) if expected else elapsed
-                left = f", about {max(expected - elapsed, 0):.0f} s left" if expected else ""
-                phase = self.phases[-1][0] if self.phases else "starting"
-                bar.set_description(f"{self.server.spec.name}: {phase}{left}")
-                if self.say:
-                    self.say(f"{self.server.spec.name}: {phase}, {elapsed:.0f} s{left}")
+                if elapsed >= next_word:
+                    self._say(bar, elapsed, expected)
+                    next_word = elapsed + 1.0
                 status = self.server.status()
                 self._note_pid(status)
                 if status.get("log_error"):
@@ -472,6 +468,14 @@ class _Waiter:
                 time.sleep(0.2)
         finally:
             bar.close()
+
+    def _say(self, bar: Any, elapsed: float, expected: float | None) -> None:
+        left = f", about {max(expected - elapsed, 0):.0f} s left" if expected else ""
+        phase = self.phases[-1][0] if self.phases else "importing"
+        bar.n = min(elapsed, expected) if expected else elapsed
+        bar.set_description(f"{self.server.spec.name}: {phase}{left}", refresh=True)
+        if self.say:
+            self.say(f"{self.server.spec.name}: {phase}, {elapsed:.0f} s{left}")
 
     def _answers(self) -> bool:
         port = self.server.record.port
@@ -532,13 +536,19 @@ class _Waiter:
         )
 
 
+def read_failure(folder: Path, exit_code: int | None) -> Failure | None:
+    """Why a launch failed, read from its log; None if there is no log or nothing in it failed."""
+    with contextlib.suppress(OSError), (folder / "server.log").open("rb") as log:
+        return classify(log, exit_code=exit_code, ready=False)
+    return None
+
+
 def failure_sentence(folder: Path, exit_code: int | None) -> str:
     """The root cause that the log gives, quoted; or that it gives none."""
-    with contextlib.suppress(OSError), (folder / "server.log").open("rb") as log:
-        failure = classify(read_log(log), exit_code=exit_code, ready=False)
-        if failure is not None and failure.evidence:
-            return f"{failure.failure_class}: {failure.evidence[0].quote}"
-    return "its log gives no known cause"
+    failure = read_failure(folder, exit_code)
+    if failure is None or not failure.cause_known:
+        return "its log gives no known cause"
+    return f"{failure.root_cause} (line {failure.line_no}: {(failure.line or '').strip()[:300]})"
 
 
 class _StartTimes:
