@@ -1,0 +1,549 @@
+"""Read a checkpoint folder: its JSON files, its safetensors headers and its scalar k/v scales; never the weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from lib.errors import BadInput, UnknownArchitecture, UnreadableFile
+from lib.model.architectures import architecture, architecture_name, text_config
+from lib.model.facts import Architecture, Checkpoint, ScaleTensors
+from lib.model.quantization import declared_quantization, model_dtype
+
+#: safetensors' own limit for a header (its Rust reader refuses larger ones).
+MAX_HEADER_BYTES = 100_000_000
+MAX_JSON_BYTES = 256 << 20
+_SCALE = re.compile(r"(?:^|[._])([kv])_scale$")
+_DRAFT = re.compile(r"^(?:mtp\.|model\.mtp\.|.*\.mtp_layers?\.)|nextn")
+_LAYER = re.compile(r"\.\d+\.")
+_DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "F8_E8M0": 1,
+}
+#: The small files that say what a model is; their order is the order of the fingerprint.
+JSON_FILES = (
+    "config.json",
+    "hf_quant_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    "chat_template.json",
+    "quantize_config.json",
+    "preprocessor_config.json",
+)
+
+
+class Tensor(NamedTuple):
+    """One entry of a safetensors header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """A safetensors header: its tensors, where the data begins, the file's size and the hash of the header's bytes."""
+
+    tensors: dict[str, Tensor]
+    data_start: int
+    file_size: int
+    sha256: str
+
+
+def _unreadable(path: Path, expected: str, found: str, do: str) -> UnreadableFile:
+    return UnreadableFile(f"{path.name}: expected {expected}", found, do)
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size; NaN and Infinity are refused, as in the JSON standard.
+
+    Raises:
+        UnreadableFile: missing, not a regular file, too large, not UTF-8, not JSON, or not an object.
+    """
+    do = "use the model's original file"
+    try:
+        if not path.is_file():
+            raise _unreadable(path, "a file", "none, or something else", do)
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise _unreadable(path, f"at most {MAX_JSON_BYTES >> 20} MiB", f"{size >> 20} MiB", do)
+        data = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_no_constant)
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, UnreadableFile):
+            raise
+        raise _unreadable(path, "a JSON object", _why(error), do) from error
+    if not isinstance(data, dict):
+        raise _unreadable(path, "a JSON object", type(data).__name__, do)
+    return data
+
+
+def _why(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text or type(error).__name__)[:200]
+
+
+def read_safetensors_header(path: Path) -> Header:
+    """The header of one safetensors file, checked against the file's size; the weights are not read.
+
+    The file is 8 bytes of little-endian length, that many bytes of JSON, then the tensors' bytes.
+
+    Raises:
+        UnreadableFile: missing, truncated, a length beyond the file or MAX_HEADER_BYTES, not JSON, or offsets
+        outside the file.
+
+    Source: the safetensors format, github.com/huggingface/safetensors README, 'Format'.
+    """
+    do = "download the shard again"
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise _unreadable(path, "a safetensors file", f"{size} bytes", do)
+            (length,) = struct.unpack("<Q", prefix)
+            if length < 2 or length > size - 8 or length > MAX_HEADER_BYTES:
+                raise _unreadable(
+                    path,
+                    "a safetensors header inside the file",
+                    f"a header length of {length} in a file of {size} bytes",
+                    do,
+                )
+            raw = file.read(length)
+        if len(raw) != length:
+            raise _unreadable(path, f"a header of {length} bytes", f"{len(raw)} bytes", do)
+        entries = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, UnreadableFile):
+            raise
+        raise _unreadable(path, "a safetensors header", _why(error), do) from error
+    if not isinstance(entries, dict):
+        raise _unreadable(path, "a safetensors header that is a JSON object", type(entries).__name__, do)
+    data_size, tensors = size - 8 - length, {}
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        tensors[name] = _tensor(path, name, entry, data_size)
+    return Header(tensors, 8 + length, size, hashlib.sha256(raw).hexdigest())
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _tensor(path: Path, name: str, entry: Any, data_size: int) -> Tensor:
+    """One checked header entry: known fields, offsets in the file, and as many bytes as dtype and shape ask for."""
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        fine = isinstance(dtype, str) and isinstance(shape, list) and all(_is_size(n) for n in [*shape, begin, end])
+    except (TypeError, KeyError, ValueError):
+        fine = False
+    if not fine:
+        raise _unreadable(
+            path,
+            "dtype, shape and data_offsets for each tensor",
+            f"{name[:80]}: {str(entry)[:80]}",
+            "download the shard again",
+        )
+    if not begin <= end <= data_size:
+        raise _unreadable(
+            path,
+            "all tensors inside the file",
+            f"{name[:80]} ends at {end} of {data_size} data bytes",
+            "download the shard again: it is cut short",
+        )
+    width = _DTYPE_BYTES.get(dtype)
+    if width is not None and math.prod(shape) * width != end - begin:
+        raise _unreadable(
+            path,
+            "as many bytes as dtype and shape ask for",
+            f"{name[:80]}: {dtype} {shape} in {end - begin} bytes",
+            "download it again",
+        )
+    return Tensor(dtype, tuple(shape), begin, end)
+
+
+def scalar_value(dtype: str, raw: bytes) -> float | None:
+    """The first number in `raw` by its safetensors dtype; None for a dtype that this reader doesn't know."""
+    if dtype == "BF16" and len(raw) >= 2:
+        return float(struct.unpack("<f", b"\0\0" + raw[:2])[0])
+    form = {"F64": "<d", "F32": "<f", "F16": "<e", "I8": "<b", "U8": "<B", "I16": "<h", "I32": "<i", "I64": "<q"}.get(
+        dtype
+    )
+    if form is not None and len(raw) >= struct.calcsize(form):
+        return float(struct.unpack_from(form, raw)[0])
+    if dtype in ("F8_E4M3", "F8_E5M2") and raw:
+        return _float8(raw[0], 4 if dtype == "F8_E4M3" else 5)
+    if dtype == "F8_E8M0" and raw:
+        return math.nan if raw[0] == 255 else 2.0 ** (raw[0] - 127)
+    return None
+
+
+def _float8(byte: int, exponent_bits: int) -> float:
+    """An FP8 number: e4m3 (finite only, bias 7) or e5m2 (IEEE-like, bias 15)."""
+    mantissa_bits = 7 - exponent_bits
+    bias = (1 << (exponent_bits - 1)) - 1
+    exponent, mantissa = (byte & 0x7F) >> mantissa_bits, byte & ((1 << mantissa_bits) - 1)
+    sign = -1.0 if byte & 0x80 else 1.0
+    top = (1 << exponent_bits) - 1
+    if exponent == top and (exponent_bits == 5 or mantissa == 7):
+        return math.nan if mantissa else sign * math.inf
+    if exponent == 0:
+        return float(sign * mantissa * 2.0 ** (1 - bias - mantissa_bits))
+    return float(sign * (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias))
+
+
+def _shard_names(folder: Path, index: Mapping[str, Any] | None) -> tuple[list[str], list[str]]:
+    """Safetensors files of the folder that hold the model, and what is wrong with the index (missing shards)."""
+    present = sorted(p.name for p in folder.glob("*.safetensors"))
+    if index is None:
+        return present, []
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, Mapping) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise UnreadableFile(
+            "model.safetensors.index.json: expected a weight_map of tensor to file", "none", "download the index again"
+        )
+    wanted = sorted(set(weight_map.values()))
+    if foreign := [
+        name
+        for name in wanted
+        if "/" in name or "\\" in name or name.startswith(".") or not name.endswith(".safetensors")
+    ]:
+        raise UnreadableFile(
+            "model.safetensors.index.json: expected file names of this folder",
+            ", ".join(n[:60] for n in foreign[:3]),
+            "download the index again",
+        )
+    return wanted, [name for name in wanted if name not in present]
+
+
+def _read_headers(folder: Path, index: Mapping[str, Any] | None) -> dict[str, Header]:
+    """The headers of all shards; every shard that is missing or broken is named in one message."""
+    names, missing = _shard_names(folder, index)
+    headers: dict[str, Header] = {}
+    broken = []
+    for name in names:
+        if name not in missing:
+            try:
+                headers[name] = read_safetensors_header(folder / name)
+            except UnreadableFile as error:
+                broken.append(str(error))
+    if missing or broken:
+        told = (
+            [
+                f"{len(missing)} of {len(names)} shards are missing "
+                f"({', '.join(missing[:4])}{', ...' if len(missing) > 4 else ''})"
+            ]
+            if missing
+            else []
+        )
+        raise UnreadableFile(
+            f"{folder.name}: expected all {len(names)} safetensors files whole",
+            "; ".join(told + broken[:4]) + (f"; {len(broken) - 4} more are broken" if len(broken) > 4 else ""),
+            "download what is missing",
+        )
+    if index is not None:
+        held = {tensor for header in headers.values() for tensor in header.tensors}
+        absent = [tensor for tensor in index["weight_map"] if tensor not in held]
+        if absent:
+            raise UnreadableFile(
+                f"{folder.name}: expected every tensor of the index in its shard",
+                f"{len(absent)} are not there, first {absent[0][:80]}",
+                "index and shards are of different downloads: download both again",
+            )
+    return headers
+
+
+def _scales(folder: Path | None, headers: Mapping[str, Header]) -> ScaleTensors:
+    """All k/v scale tensors: names, counts and, for scalars, values (a seek and a few bytes each)."""
+    names: list[str] = []
+    forms: Counter[str] = Counter()
+    values: dict[str, list[float]] = {"k": [], "v": []}
+    counts: Counter[str] = Counter()
+    unread: list[str] = []
+    for shard, header in headers.items():
+        found = [(m[1], name, tensor) for name, tensor in header.tensors.items() if (m := _SCALE.search(name))]
+        if not found:
+            continue
+        file: BinaryIO | None = (folder / shard).open("rb") if folder is not None else None
+        try:
+            for letter, name, tensor in found:
+                counts[letter] += 1
+                names.append(name)
+                forms[_LAYER.sub(".N.", name)] += 1
+                value = None
+                if file is not None and math.prod(tensor.shape) == 1:
+                    file.seek(header.data_start + tensor.begin)
+                    value = scalar_value(tensor.dtype, file.read(min(8, tensor.end - tensor.begin)))
+                if value is None or not math.isfinite(value):
+                    why = "not a scalar" if math.prod(tensor.shape) != 1 else f"{tensor.dtype}, {value}"
+                    unread.append(f"{name[:120]} ({why})")
+                else:
+                    values[letter].append(value)
+        finally:
+            if file is not None:
+                file.close()
+    return ScaleTensors(
+        k_count=counts["k"],
+        v_count=counts["v"],
+        name_form="; ".join(form for form, _ in forms.most_common(4)) or None,
+        k_values=tuple(values["k"]),
+        v_values=tuple(values["v"]),
+        unread=tuple(unread[:20]),
+        names_sample=tuple(sorted(names)[:4]),
+    )
+
+
+def context_length(config: Mapping[str, Any]) -> int | None:
+    """The context length that SGLang derives from the text model's configuration.
+
+    A RoPE factor multiplies it unless original_max_position_embeddings is given or the type is llama3. None: no
+    field says it
+    (SGLang then takes 2048).
+
+    Source: SGLang `utils/hf_transformers/common.py:get_context_length`.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    factor = 1.0
+    if (
+        isinstance(rope, Mapping)
+        and "original_max_position_embeddings" not in rope
+        and rope.get("rope_type") != "llama3"
+    ):
+        found = rope.get("factor", 1)
+        if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found):
+            factor = float(found)
+    for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"):
+        value = config.get(key)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1 << 40:
+            return int(factor * value)
+    return None
+
+
+def _rope(config: Mapping[str, Any]) -> dict[str, Any] | None:
+    found = {
+        key: config[key]
+        for key in ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
+        if config.get(key) is not None
+    }
+    return found or None
+
+
+def checkpoint_from_configs(
+    config: Mapping[str, Any],
+    hf_quant_config: Mapping[str, Any] | None = None,
+    tensors: Mapping[str, Header] | None = None,
+    **facts: Any,
+) -> Checkpoint:
+    """A Checkpoint from parsed files alone, without touching the disk.
+
+    Args:
+        config: config.json.
+        hf_quant_config: hf_quant_config.json, if there is one.
+        tensors: safetensors headers by file name (None: nothing is known of the tensors, scales included).
+        facts: further fields of Checkpoint, as `read_checkpoint` finds them in the folder.
+
+    Raises:
+        BadInput: the configuration names no architecture.
+    """
+    if not isinstance(config, Mapping):
+        raise BadInput("expected config.json as an object", type(config).__name__, "parse the file first")
+    text, _ = text_config(config)
+    name = architecture_name(config)
+    layout: Architecture | None = None
+    trouble = None
+    try:
+        layout = architecture(config)
+    except UnknownArchitecture as error:
+        trouble = str(error)
+    quantization = declared_quantization(config, hf_quant_config)
+    findings = list(quantization.conflicts)
+    declared = config.get("torch_dtype", config.get("dtype"))
+    if not any(isinstance(c.get(k), str) for c in (text, config) for k in ("dtype", "torch_dtype")):
+        findings.append(
+            "config.json gives no dtype; SGLang then takes float16 (float32 downcast), unless --dtype is given"
+        )
+    elif declared is not None and "float32" in str(declared):
+        findings.append("config.json says float32; SGLang runs it in 16 bits unless --dtype is given")
+    counted: dict[str, Any] = {}
+    if tensors is not None:
+        parameters: Counter[str] = Counter()
+        for header in tensors.values():
+            for tensor in header.tensors.values():
+                parameters[tensor.dtype] += math.prod(tensor.shape)
+        every = [tensor for header in tensors.values() for tensor in header.tensors]
+        last = layout.num_hidden_layers if layout else None
+        counted = {
+            "shards": len(tensors),
+            "tensors": len(every),
+            "parameters_by_dtype": dict(sorted(parameters.items())),
+            "weight_bytes": sum(t.end - t.begin for h in tensors.values() for t in h.tensors.values()),
+            "draft_tensors": sum(1 for tensor in every if _is_draft(tensor, last)),
+        }
+        facts.setdefault("scales", _scales(None, tensors))
+    vocab = text.get("vocab_size", config.get("vocab_size"))
+    return Checkpoint(
+        config=dict(config),
+        hf_quant_config=dict(hf_quant_config) if hf_quant_config is not None else None,
+        architecture_name=name,
+        architecture=layout,
+        architecture_error=trouble,
+        torch_dtype=model_dtype(config, text),
+        quantization=quantization,
+        vocab_size=vocab if isinstance(vocab, int) and not isinstance(vocab, bool) else None,
+        context_length=context_length(text),
+        rope=_rope(text),
+        findings=tuple(findings),
+        **counted,
+        **facts,
+    )
+
+
+def _is_draft(name: str, last_layer: int | None) -> bool:
+    """MTP/NEXTN tensors: under an mtp prefix, or in a layer numbered past the model's last."""
+    if _DRAFT.search(name):
+        return True
+    match = re.search(r"(?:^|\.)layers\.(\d{1,6})\.", name)
+    return bool(
+        match
+        and last_layer is not None
+        and int(match[1]) >= last_layer
+        and "visual" not in name
+        and "vision" not in name
+    )
+
+
+def _chat_template(folder: Path) -> str | None:
+    """Where the chat template is, in the order that transformers looks."""
+    for name in ("chat_template.jinja", "chat_template.json"):
+        if (folder / name).is_file():
+            return name
+    path = folder / "tokenizer_config.json"
+    if path.is_file() and read_json(path).get("chat_template"):
+        return "tokenizer_config.json chat_template"
+    return None
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path)
+    try:
+        if folder.is_dir() and (folder / "config.json").is_file():
+            return folder
+        found = "a file" if folder.is_file() else "a folder without config.json" if folder.is_dir() else "nothing there"
+    except (OSError, ValueError) as error:
+        found = _why(error)
+    raise UnreadableFile(
+        f"{str(path)[-200:]}: expected a checkpoint folder with config.json",
+        found,
+        "give the folder that holds the model's files",
+    )
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """A checkpoint folder as its small files and safetensors headers describe it; the weights are never read.
+
+    Args:
+        path: the folder with config.json.
+
+    Returns:
+        the Checkpoint; an architecture without a row leaves `architecture` None with the reason (memory functions
+        then raise).
+
+    Raises:
+        UnreadableFile: not a checkpoint folder, missing shards, a corrupt header, a JSON file that isn't one (all
+        named).
+    """
+    folder = _folder(path)
+    config = read_json(folder / "config.json")
+    quant = read_json(folder / "hf_quant_config.json") if (folder / "hf_quant_config.json").is_file() else None
+    generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").is_file() else None
+    index_path = folder / "model.safetensors.index.json"
+    index = read_json(index_path) if index_path.is_file() else None
+    headers = _read_headers(folder, index)
+    tokenizers = tuple(
+        name
+        for name in (
+            "tokenizer.json",
+            "tokenizer.model",
+            "tokenizer_config.json",
+            "vocab.json",
+            "merges.txt",
+            "tiktoken.model",
+        )
+        if (folder / name).is_file()
+    )
+    return checkpoint_from_configs(
+        config,
+        quant,
+        headers if headers else None,
+        path=str(folder),
+        generation_config=generation,
+        scales=_scales(folder, headers) if headers else None,
+        chat_template=_chat_template(folder),
+        tokenizer_files=tokenizers,
+    )
+
+
+def model_fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """What identifies a checkpoint without reading its weights.
+
+    Returns:
+        `sha256` over all of the rest; `files`: name to sha256 of each JSON file and tokenizer file; `shards`: name
+        to header_sha256,
+        size in bytes and mtime_ns. Two folders with equal header hashes and sizes may still differ in weight bytes.
+
+    Raises:
+        UnreadableFile: as `read_checkpoint`.
+    """
+    folder = _folder(path)
+    files = {}
+    for name in (*JSON_FILES, "chat_template.jinja", "tokenizer.model"):
+        if (folder / name).is_file():
+            files[name] = _file_sha256(folder / name)
+    index_path = folder / "model.safetensors.index.json"
+    index = read_json(index_path) if index_path.is_file() else None
+    shards = {
+        name: {"header_sha256": header.sha256, "size": header.file_size, "mtime_ns": (folder / name).stat().st_mtime_ns}
+        for name, header in sorted(_read_headers(folder, index).items())
+    }
+    content = {
+        "files": files,
+        "shards": {name: {k: v for k, v in shard.items() if k != "mtime_ns"} for name, shard in shards.items()},
+    }
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return {"sha256": digest, "files": files, "shards": shards}
+
+
+def _file_sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise _unreadable(path, "a readable file", _why(error), "check its permissions") from error
