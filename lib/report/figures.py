@@ -413,7 +413,7 @@ def startup_phases(phases: Iterable[Any], deadline_s: float | None = None, *, ti
             handles, labels = axes.get_legend_handles_labels()
             unique = dict(zip(labels, handles, strict=True))
             figure.legend(list(unique.values()), list(unique), loc="outside lower left", ncols=min(4, len(unique)))
-        axes.invert_yaxis()
+        axes.set_ylim(lines - 0.5, -0.5)
         axes.set_xlim(0, largest * 1.15 or 1)
         axes.set_xlabel("seconds since launch")
         if deadline_s is not None:
@@ -463,6 +463,7 @@ def acceptance(
                 axes.barh(place, value, height=0.6, color=COLOURS[0], xerr=bars, ecolor=INK, capsize=3)
                 end = value + high
             if most is not None:
+                end = max(end, float(most))
                 axes.barh(place, float(most), height=0.6, facecolor="none", edgecolor=SOFT, linewidth=0.8)
             axes.annotate(
                 shown(point).text(with_n=False), (end, place), xytext=(5, 0), textcoords="offset points", va="center",
@@ -471,7 +472,7 @@ def acceptance(
             largest = max(largest, end, float(most or 0))
             words.append(f"{label}: {shown(point).text()}" + (f" of at most {most}" if most is not None else ""))
         axes.set_yticks(range(len(listed)), [_label(label) for label, *_ in listed])
-        axes.invert_yaxis()
+        axes.set_ylim(len(listed) - 0.5, -0.5)
         axes.set_xlim(0, largest * 1.2)
         axes.set_xlabel(xlabel)
         if limit is not None:

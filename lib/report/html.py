@@ -78,10 +78,16 @@ def existing_below(folder: Path) -> Callable[[str], bool]:
     return exists
 
 
+def _as_it_is(value: Any, **_: Any) -> Any:
+    return value
+
+
 class _PageExporter(HTMLExporter):
     """nbconvert's HTML exporter, without its pass over the finished page (cells are prepared already)."""
 
     def from_notebook_node(self, nb: Any, resources: Any = None, **kw: Any) -> tuple[Any, dict[str, Any]]:
+        for name in ("highlight_code", "filter_data_type"):  # `basic` names them; the prepared cells don't need them
+            self.register_filter(name, _as_it_is)
         return super(HTMLExporter, self).from_notebook_node(nb, self._init_resources(resources), **kw)
 
 
@@ -127,7 +133,8 @@ def _highlighted(code: str) -> str:
 
 def _markdown(source: str, attachments: dict[str, Any], trusted: bool = True) -> str:
     renderer = IPythonRenderer(escape=not trusted, attachments=attachments, exclude_anchor_links=True)
-    return clean_html(MarkdownWithMath(renderer=renderer).render(source))
+    markup = MarkdownWithMath(renderer=renderer).render(source)
+    return clean_html(markup.replace(' style="text-align:right"', ' class="num"'))
 
 
 def _with_anchors(markup: str, page: _Page) -> str:
@@ -242,10 +249,9 @@ def _outputs(cell: Any, page: _Page) -> list[str]:
     shown = []
     merged: list[Any] = []
     for output in cell.outputs:
-        previous = merged[-1] if merged else None
-        both = output.output_type == "stream" and previous is not None and previous.output_type == "stream"
-        if both and previous.name == output.name:
-            merged[-1] = nbformat.from_dict({**previous, "text": previous.text + output.text})
+        last = merged[-1] if merged else {}
+        if output.output_type == last.get("output_type") == "stream" and last["name"] == output.name:
+            merged[-1] = nbformat.from_dict({**last, "text": last["text"] + output.text})
             continue
         merged.append(output)
     for output in merged:
@@ -350,4 +356,5 @@ def render_notebook(
     )
     exporter.preprocessors = []
     text, _ = exporter.from_notebook_node(notebook, resources)
-    return write_page(target, unlinked(text, existing_below(target.parent)))
+    there = existing_below(target.parent)
+    return write_page(target, unlinked(text, lambda href: there(href) or (up is not None and href == up[0])))

@@ -215,7 +215,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell as text and as HTML; `kind` is `num`, `text` or `badge`."""
+    """One cell as text and as HTML; `kind` is `num`, `text` or `status`."""
 
     text: str
     html: str
@@ -283,7 +283,7 @@ def _cell(value: Any, column: Column, exists: Exists | None) -> Cell:
     if isinstance(value, Measured):
         return _measured_cell(value, column)
     if isinstance(value, Status):
-        return Cell(f"{MARKS[value]} {value.value}", badge(value), "badge")
+        return Cell(f"{MARKS[value]} {value.value}", badge(value), "status")
     if isinstance(value, Evidence):
         return Cell(evidence_text(value), evidence_html(value, exists))
     if isinstance(value, bool):

@@ -15,6 +15,9 @@ _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_NAMES = (
+    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+).split()
 _CHARACTER_REFERENCE = re.compile(
     r"&(?:#0*(?P<dec>\d{1,8})|#[xX]0*(?P<hex>[0-9a-fA-F]{1,7})|(?P<name>lrm|rlm|shy|ZeroWidthSpace|NoBreak))(?:;|\b)"
 )
@@ -25,11 +28,11 @@ def _by_code(match: re.Match[str]) -> str:
     return f"⟨U+{ord(match[0]):04X}⟩"
 
 
-def _by_picture(match: re.Match[str]) -> str:
+def _by_name(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"⟨U+{code:04X}⟩"
+        return f"⟨{_NAMES[code]}⟩"
+    return "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
 def _last_state(line: str) -> str:
@@ -50,7 +53,7 @@ def visible_text(text: str) -> str:
     plain = _SGR.sub("", text).replace("\r\n", "\n")
     if "\r" in plain:
         plain = "\n".join(_last_state(line) for line in plain.split("\n"))
-    return _CONTROL.sub(_by_picture, _INVISIBLE.sub(_by_code, plain))
+    return _CONTROL.sub(_by_name, _INVISIBLE.sub(_by_code, plain))
 
 
 def visible_html(markup: str) -> str:
@@ -64,7 +67,7 @@ def visible_html(markup: str) -> str:
         if code > 0x10FFFF:
             return html.escape(match[0])
         character = chr(code)
-        seen = visible_text(character) if character != "\r" else "␍"
+        seen = visible_text(character) if character != "\r" else "⟨CR⟩"
         return match[0] if seen == character else seen
 
     return _CHARACTER_REFERENCE.sub(shown, visible_text(markup))
