@@ -36,6 +36,8 @@ from lib import __version__
 from lib.errors import BadInput, IdentityError, NotMeasured, ServerDied, ServerError, WorkbookError
 from lib.hosts import local
 from lib.hosts.local import ProcessId
+from lib.model.checkpoint import read_checkpoint
+from lib.model.facts import Checkpoint
 from lib.params import NOTEBOOKS, ROOT, NotebookParams, Profile, ServerParams, load_profile, notebook_params, sha256_of
 from lib.records import (
     Evidence,
@@ -52,6 +54,7 @@ from lib.server import launch as launching
 from lib.server.attach import AttachedServer
 from lib.server.control import Control
 from lib.server.launch import LaunchRecord, Server, ServerSpec
+from lib.server.log import ServerLog, read_log
 from lib.server.spec import server_spec
 
 
@@ -249,6 +252,36 @@ class NotebookRun:
             if self._inside == 0:
                 self._server_s += time.monotonic() - began
 
+    # what servers and files say, from raw records ----------------------------------------------------------------
+    def host(self) -> dict[str, Any]:
+        """This machine as first seen by this notebook's run (raw record `host`)."""
+        return dict(self.measure("host", None, _write_host).json("host.json"))
+
+    def checkpoint(self, handle: ServerHandle) -> Checkpoint | None:
+        """The checkpoint's small files and headers (raw record `checkpoint`); None for an attached server."""
+        if handle.attached:
+            return None
+        path = None if self.offline else handle.spec.model_path
+        read = self.measure("checkpoint", None, _write_checkpoint, model_path=path)
+        return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
+
+    def log_file(self, launch: LaunchRecord) -> Path:
+        """The log of a launch (raw; it may not exist for an attached server)."""
+        return self.raw / "servers" / launch.launch_id / "server.log"
+
+    def log(self, launch: LaunchRecord) -> ServerLog | None:
+        """What the log of a launch says; None where there is no log."""
+        file = self.log_file(launch)
+        if not file.exists():
+            return None
+        with file.open("rb") as lines:
+            return read_log(lines)
+
+    def server_info(self, launch: LaunchRecord) -> dict[str, Any] | None:
+        """What the server said about itself when it became ready; None if it never did."""
+        file = self.raw / "servers" / launch.launch_id / "server_info.json"
+        return dict(json.loads(file.read_text())) if file.exists() else None
+
     # measurements --------------------------------------------------------------------------------------------------
     def measure(
         self,
@@ -256,6 +289,7 @@ class NotebookRun:
         handle: ServerHandle | None,
         function: Callable[..., None],
         keep_errors: bool = False,
+        any_server: bool = False,
         **arguments: Any,
     ) -> Measurement:
         """Takes a measurement once and keeps its raw files.
@@ -264,6 +298,7 @@ class NotebookRun:
             name: its stable name, also its folder below raw/NN/.
             handle: the server it is taken on, or None if none is needed.
             function: called as `function(folder, **arguments)` or `function(server, folder, **arguments)`; writes raw files.
+            any_server: what one server gave is good for all (a text as token ids), so another server's record is reused.
             keep_errors: a WorkbookError is kept in the stamp instead of raised, so that the next measurement goes on.
 
         Returns:
@@ -271,7 +306,7 @@ class NotebookRun:
         """
         folder = self.raw / name
         key = hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        stamp = self._recorded(folder, key, handle)
+        stamp = self._recorded(folder, key, None if any_server else handle, any_server)
         if stamp is None and self.offline:
             raise NotMeasured(
                 f"raw record {name!r} of notebook {self.number}",
@@ -284,14 +319,14 @@ class NotebookRun:
             self._used.append(stamp.launch_id)
         return Measurement(folder, stamp)
 
-    def _recorded(self, folder: Path, key: str, handle: ServerHandle | None) -> Stamp | None:
+    def _recorded(self, folder: Path, key: str, handle: ServerHandle | None, any_server: bool) -> Stamp | None:
         file = folder / "stamp.json"
         if not file.exists():
             return None
         stamp = Stamp.model_validate_json(file.read_text())
         if self.offline:
             return stamp
-        same = stamp.arguments_key == key and stamp.server_key == (handle.key if handle else None)
+        same = stamp.arguments_key == key and (any_server or stamp.server_key == (handle.key if handle else None))
         return stamp if same and stamp.invalid is None and stamp.error is None else None
 
     def _take(
@@ -505,6 +540,14 @@ def _git() -> tuple[str | None, bool | None]:
         return None, None
     status = subprocess.run(["git", "status", "--porcelain", "-uno"], cwd=ROOT, capture_output=True, text=True)
     return head.stdout.strip(), bool(status.stdout.strip())
+
+
+def _write_host(folder: Path) -> None:
+    local.write_atomic(folder / "host.json", json.dumps(local.describe(), indent=1))
+
+
+def _write_checkpoint(folder: Path, model_path: str) -> None:
+    local.write_atomic(folder / "checkpoint.json", read_checkpoint(model_path).model_dump_json(indent=1))
 
 
 def _now() -> str:
