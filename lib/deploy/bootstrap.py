@@ -285,7 +285,7 @@ def make_environment(steps: Steps, part: str, folder: Path, inputs: str, fill: C
 
 def hashed_block(requirements: str, name: str) -> str:
     """The lines of one package in a compiled, hashed requirements file."""
-    found = re.search(rf"^{re.escape(name)}==[^\n]*(?:\\\n[^\n]*)*", requirements, re.MULTILINE)
+    found = re.search(rf"^{re.escape(name)}==(?:[^\n]*\\\n)*[^\n]*", requirements, re.MULTILINE)
     if not found:
         raise SetupError(f"requirements.txt names no {name}: compile it again with 'make lock'")
     return found.group(0) + "\n"
@@ -341,7 +341,7 @@ def notebooks_inputs() -> str:
 
 
 def quiet_lab(python: Path) -> None:
-    """Switch off JupyterLab's question about announcements: it asks a foreign server, and its dialog blocks every click."""
+    """Switch off JupyterLab's announcements: they ask a foreign server, and their dialog blocks every click."""
     folder = python.parent.parent / "etc" / "jupyter" / "labconfig"
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"disabledExtensions": {"@jupyterlab/apputils-extension:announcements": True}}
