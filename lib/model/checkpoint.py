@@ -82,6 +82,22 @@ def _no_constant(word: str) -> float:
     raise ValueError(f"{word} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is too large for a number")
+    return value
+
+
+def _parse(raw: bytes) -> Any:
+    """JSON without NaN, Infinity, overflowing numbers or lone surrogates, none of which may reach an output."""
+    text = raw.decode("utf-8-sig")
+    data = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+    if b"\\ud" in raw or b"\\uD" in raw:
+        json.dumps(data, ensure_ascii=False).encode("utf-8")
+    return data
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of bounded size; NaN and Infinity are refused, as in the JSON standard.
 
@@ -95,8 +111,8 @@ def read_json(path: Path) -> dict[str, Any]:
         size = path.stat().st_size
         if size > MAX_JSON_BYTES:
             raise _unreadable(path, f"at most {MAX_JSON_BYTES >> 20} MiB", f"{size >> 20} MiB", do)
-        data = json.loads(path.read_bytes().decode("utf-8-sig"), parse_constant=_no_constant)
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        data = _parse(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, UnreadableFile):
             raise
         raise _unreadable(path, "a JSON object", _why(error), do) from error
@@ -139,8 +155,8 @@ def read_safetensors_header(path: Path) -> Header:
             raw = file.read(length)
         if len(raw) != length:
             raise _unreadable(path, f"a header of {length} bytes", f"{len(raw)} bytes", do)
-        entries = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        entries = _parse(raw)
+    except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, UnreadableFile):
             raise
         raise _unreadable(path, "a safetensors header", _why(error), do) from error

@@ -173,8 +173,17 @@ def attention_tp(tp: int, dp_attention: int = 1) -> int:
 def heads_per_gpu(kv_heads: int, attn_tp: int) -> int:
     """KV heads on one rank: their share, and at least one (then each head is held by several ranks).
 
+    Raises:
+        BadInput: neither divides the other, which SGLang's attention layers refuse.
+
     Source: SGLang `configs/model_config.py:get_num_kv_heads`. Example: 2 heads on 8 ranks give 1, held 4 times.
     """
+    if max(kv_heads, attn_tp) % min(kv_heads, attn_tp):
+        raise BadInput(
+            "expected tp and KV heads of which one divides the other",
+            f"{kv_heads} KV heads on {attn_tp} ranks",
+            "choose another --tp",
+        )
     return max(1, kv_heads // attn_tp)
 
 
@@ -429,6 +438,74 @@ def logged_pool_tokens_bytes(size: float, tokens: int, unit: Literal["gib", "gb"
     return size * (GIB if unit == "gib" else DECIMAL_GB) / _positive(tokens, "tokens")
 
 
+class HostPool(Record):
+    """A HiCache host pool: which unit its log line means, and bytes per token."""
+
+    unit: Literal["decimal_gb", "gib"]
+    bytes_per_token: int | None = Field(
+        description="the only whole number per layer that the rounded size allows; None: several"
+    )
+    bytes_per_token_measured: float
+    layers: int
+    relative_error: float = Field(description="of the chosen unit, against the device pool")
+
+
+def whole_bytes_per_token(size: float, unit_bytes: int, tokens: int, layers: int, decimals: int = 2) -> int | None:
+    """Bytes per token that a rounded size allows when every layer takes the same whole number; None when none or
+    several do.
+
+    Example: 40.41e9 B over 3,035,904 tokens and 13 layers allow 13 * 1024 = 13,312 B alone.
+    """
+    half = 0.5 * 10.0**-decimals * unit_bytes
+    low = math.ceil((size * unit_bytes - half) / _positive(tokens, "tokens") / _positive(layers, "layers") - 1e-9)
+    high = math.floor((size * unit_bytes + half) / tokens / layers + 1e-9)
+    return low * layers if low == high else None
+
+
+def host_pool(
+    host_tokens: int,
+    host_size: float,
+    device_bytes_per_token: float,
+    target_layers: int,
+    total_layers: int | None = None,
+) -> HostPool:
+    """What the "GB" of a host-memory line means, by comparing with the device pool of the same layers.
+
+    SGLang prints pool lines in GiB and HiCache's host lines in decimal GB; a packed draft layer raises the host
+    pool's layers.
+
+    Args:
+        host_tokens, host_size: the host line's numbers.
+        device_bytes_per_token: of the device pool (its line means GiB).
+        target_layers, total_layers: layers of the device pool, and of the host pool.
+
+    Example: 3,035,904 tokens in 40.41 "GB", 12 layers of 1,024 B on the device, 13 on the host: decimal GB, 13,312
+    B per token.
+    """
+    layers = total_layers or target_layers
+    expected = device_bytes_per_token * layers / _positive(target_layers, "target_layers")
+    readings: dict[Literal["decimal_gb", "gib"], int] = {"decimal_gb": DECIMAL_GB, "gib": GIB}
+    errors = {
+        name: host_size * unit / _positive(host_tokens, "host_tokens") / expected - 1 for name, unit in readings.items()
+    }
+    unit = min(readings, key=lambda name: abs(errors[name]))
+    return HostPool(
+        unit=unit,
+        bytes_per_token=whole_bytes_per_token(host_size, readings[unit], host_tokens, layers),
+        bytes_per_token_measured=host_size * readings[unit] / host_tokens,
+        layers=layers,
+        relative_error=errors[unit],
+    )
+
+
+def tokens_in_pool(pool_gib: float, bytes_per_token: int, block_size: int = 1) -> int:
+    """Tokens that fit into a pool of this size, in whole blocks. Example: 3.8125 GiB, 131,072 B, blocks of 16:
+    31,232.
+    """
+    _positive(bytes_per_token, "bytes_per_token")
+    return int(pool_gib * GIB // (bytes_per_token * _positive(block_size, "block_size"))) * block_size
+
+
 # ---------------------------------------------------------------------------------------------- mem_fraction_static
 
 
@@ -491,7 +568,7 @@ def mem_fraction_static_default(
     chunk = chunked_prefill_size if chunked_prefill_size is not None else chunk
     if cuda_graph_max_bs is not None:
         max_bs = cuda_graph_max_bs
-    elif max_running_requests is not None and since(sglang_version, "0.5.20"):
+    elif max_running_requests is not None and since(sglang_version, "0.5.23"):
         max_bs = min(max_bs, max_running_requests)
     reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * tp * pp / 8
     if not disable_cuda_graph or not since(sglang_version, "0.5.14"):
@@ -744,7 +821,7 @@ def predict_pools(
     """
     layout = require_architecture(checkpoint)
     dtype, why = resolve_kv_cache_dtype(checkpoint, kv_cache_dtype, sglang_version, platform=platform, sm=sm)
-    speculative = bool(speculative_algorithm)
+    speculative, flag_requests = bool(speculative_algorithm), max_running_requests
     with_draft = speculative and str(speculative_algorithm).upper() not in ("NGRAM",)
     notes = [note] if (note := version_note(sglang_version)) else []
     if draft_layers is None:
@@ -802,7 +879,7 @@ def predict_pools(
             cuda_graph_max_bs=cuda_graph_max_bs,
             speculative_algorithm=speculative_algorithm,
             dp_attention=dp_attention,
-            max_running_requests=max_running_requests,
+            max_running_requests=flag_requests,
             max_total_tokens=max_total_tokens,
             multimodal=multimodal,
             prefill_graphs=platform != "cpu",
