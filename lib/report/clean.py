@@ -6,6 +6,7 @@ clicks them), but nothing is loaded from anywhere.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
@@ -80,6 +81,12 @@ def anchors_of(markup: str) -> set[str]:
     parser = _Links()
     parser.feed(markup)
     return set(parser.ids)
+
+
+def first_heading(markup: str) -> str:
+    """Return the text of a page's first heading, or ""."""
+    match = re.search(r"<h1\b[^>]*>(.*?)(?:<a class=\"here\"|</h1>)", markup, re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", match[1])).split()) if match else ""
 
 
 def unlinked(markup: str, exists: Callable[[str], bool]) -> str:
