@@ -26,7 +26,10 @@ from lib.report.figures import acceptance, difference_by_position, figure_svg, s
 from lib.report.tables import prediction_table, trial_table, verdict_table
 
 RUN_ID = "20260301-120000-made-up"
-HOSTILE = "</pre><script>document.title='owned'</script><img src=http://x.invalid/a.png onerror=alert(1)> \u202egnp.exe\x1b[2J"
+HOSTILE = (
+    "</pre><script>document.title='owned'</script>"
+    "<img src=http://x.invalid/a.png onerror=alert(1)> \u202egnp.exe\x1b[2J"
+)
 
 TITLES = {
     "01": ("Build", "Does the server load the model and give a known answer?"),
