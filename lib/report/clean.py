@@ -6,6 +6,7 @@ clicks them), but nothing is loaded from anywhere.
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
@@ -22,6 +23,7 @@ _TAGS = frozenset(f"{_BLOCKS} {_INLINE} {_TABLE}".split())
 _ID = re.compile(r"(verdict|trial|prediction)-[A-Za-z0-9_.-]+")
 _CLASS = re.compile(r"[A-Za-z0-9 _-]{0,80}")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
+_NO_SOURCE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
 _STYLE_BLOCK = re.compile(r"<style\b[^>]*>.*?</style\s*>", re.IGNORECASE | re.DOTALL)
 _PLAIN_ATTRIBUTES = frozenset(("title", "colspan", "rowspan", "scope", "align", "open", "start", "lang"))
 
@@ -56,7 +58,8 @@ def clean_html(markup: str) -> str:
     shown as text; scripts, event handlers, inline styles and images from elsewhere can't remain.
     """
     cleaner = bleach.Cleaner(tags=_TAGS, attributes=_allowed, protocols=("http", "https", "data"), strip_comments=True)
-    return visible_html(cleaner.clean(_STYLE_BLOCK.sub("", markup)))
+    cleaned = cleaner.clean(visible_text(_STYLE_BLOCK.sub("", markup)))
+    return visible_html(_NO_SOURCE.sub('<span class="why">(a picture from elsewhere, not loaded)</span>', cleaned))
 
 
 class _Links(HTMLParser):
@@ -80,6 +83,12 @@ def anchors_of(markup: str) -> set[str]:
     parser = _Links()
     parser.feed(markup)
     return set(parser.ids)
+
+
+def first_heading(markup: str) -> str:
+    """Return the text of a page's first heading, or ""."""
+    match = re.search(r"<h1\b[^>]*>(.*?)(?:<a class=\"here\"|</h1>)", markup, re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", "", match[1])).split()) if match else ""
 
 
 def unlinked(markup: str, exists: Callable[[str], bool]) -> str:
@@ -110,7 +119,14 @@ _LOCAL_URL = re.compile(r"url\(#([^)\s]+)\)")
 _FONT_LIST = re.compile(r"'[^']*'(?:,\s*'[^']*')*(?:,\s*sans-serif)?|font-family:[^;]*")
 
 #: Colours of `lib.report.figures` that follow the page's light or dark theme.
-THEMED = {"#1f2430": "var(--ink)", "#5b6472": "var(--soft)", "#d5d9e0": "var(--line)", "#fffffe": "var(--plate)"}
+THEMED = {
+    "#1f2430": "var(--ink)",
+    "#5b6472": "var(--soft)",
+    "#d5d9e0": "var(--line)",
+    "#fffffe": "var(--plate)",
+    "#c0392b": "var(--fail)",
+    "#0072b2": "var(--first)",
+}
 
 
 def _short_number(match: re.Match[str]) -> str:

@@ -29,7 +29,7 @@ from lib.errors import UnreadableFile
 from lib.report.clean import clean_html, clean_svg, unlinked
 from lib.report.figures import PLATE
 from lib.report.style import POLICY, css
-from lib.report.text import escaped, shortened, slug, visible_html, visible_text
+from lib.report.text import escaped, last_states, shortened, slug, visible_html, visible_text
 
 #: A page without figures stays below this; what is beyond is named and left in the notebook file.
 PAGE_BYTES = 300_000
@@ -164,7 +164,7 @@ def _folded(title: str, inner: str, is_open: bool = False) -> str:
 
 
 def _stream(name: str, text: str, page: _Page) -> str:
-    shown = visible_text(text).strip("\n")
+    shown = visible_text(last_states(text)).strip("\n")
     if not shown.strip():
         return ""
     if name == "stdout":

@@ -168,7 +168,8 @@ def shown(measured: Measured, show: str = "") -> Shown:
     if isinstance(value, bool):
         return Shown(value="yes" if value else "no", n=n, why=why)
     if isinstance(value, str):
-        return Shown(value=visible_text(value), unit=visible_text(unit), n=n, why=why)
+        quoted = value if value and value == value.strip() else f'"{value}"'  # a space is an answer too
+        return Shown(value=visible_text(quoted), unit=visible_text(unit), n=n, why=why)
     low, high = measured.low, measured.high
     if not math.isfinite(value):
         return Shown(value=number_text(float(value)), unit=visible_text(unit), n=n, why=why)

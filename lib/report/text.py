@@ -15,9 +15,9 @@ _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
 )
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NAMES = (
-    "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
-).split()
+_FIRST = "NUL SOH STX ETX EOT ENQ ACK BEL BS HT LF VT FF CR SO SI"
+_SECOND = "DLE DC1 DC2 DC3 DC4 NAK SYN ETB CAN EM SUB ESC FS GS RS US"
+_CONTROL_NAMES = f"{_FIRST} {_SECOND}".split()
 _CHARACTER_REFERENCE = re.compile(
     r"&(?:#0*(?P<dec>\d{1,8})|#[xX]0*(?P<hex>[0-9a-fA-F]{1,7})|(?P<name>lrm|rlm|shy|ZeroWidthSpace|NoBreak))(?:;|\b)"
 )
@@ -31,28 +31,30 @@ def _by_code(match: re.Match[str]) -> str:
 def _by_name(match: re.Match[str]) -> str:
     code = ord(match[0])
     if code < 0x20:
-        return f"⟨{_NAMES[code]}⟩"
+        return f"⟨{_CONTROL_NAMES[code]}⟩"
     return "⟨DEL⟩" if code == 0x7F else f"⟨U+{code:04X}⟩"
 
 
-def _last_state(line: str) -> str:
-    """What a terminal shows of a line that a progress bar rewrote with carriage returns."""
-    if "\r" not in line:
-        return line
-    states = [state for state in line.split("\r") if state.strip()]
-    return states[-1] if states else ""
+def last_states(text: str) -> str:
+    """Return output of a progress bar as a terminal leaves it: of a line rewritten by carriage returns, the last state.
+
+    For a notebook's own output only: in a log it would hide what stands before the carriage return.
+    """
+    lines = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        states = [state for state in line.split("\r") if state.strip()]
+        lines.append(states[-1] if states else "")
+    return "\n".join(lines)
 
 
 def visible_text(text: str) -> str:
     """Return `text` with colour codes dropped and everything else that is not plain text shown by its code.
 
-    Line feeds and tabs stay; a line rewritten by carriage returns (progress bars) is reduced to its last state.
+    Line feeds and tabs stay.
 
     Example: `visible_text("\\x1b[31mred\\x1b[0m \\u202etxt")` is `"red ⟨U+202E⟩txt"`.
     """
     plain = _SGR.sub("", text).replace("\r\n", "\n")
-    if "\r" in plain:
-        plain = "\n".join(_last_state(line) for line in plain.split("\n"))
     return _CONTROL.sub(_by_name, _INVISIBLE.sub(_by_code, plain))
 
 
@@ -67,7 +69,7 @@ def visible_html(markup: str) -> str:
         if code > 0x10FFFF:
             return html.escape(match[0])
         character = chr(code)
-        seen = visible_text(character) if character != "\r" else "⟨CR⟩"
+        seen = visible_text(character)
         return match[0] if seen == character else seen
 
     return _CHARACTER_REFERENCE.sub(shown, visible_text(markup))
