@@ -155,7 +155,7 @@ class ServerIdentity(Record):
     served_model_name: str | None = None
     model: dict[str, Any] = Field(default={}, description="fingerprint of the model's files")
     host: dict[str, Any] = Field(default={}, description="host, GPUs, driver")
-    fingerprint: str = Field(default="", description="sha256 over version, resolved arguments, environment, model, host")
+    fingerprint: str = Field(default="", description="sha256 over version, arguments, environment, model, host")
     checks: list[str] = Field(default=[], description="what was checked before and after each measurement")
 
 

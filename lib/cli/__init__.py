@@ -1,4 +1,4 @@
-"""The `workbook` command. One module per subcommand in this folder; each has `add_parser(subparsers)` and `run(args) -> int`."""
+"""The `workbook` command: one module per subcommand in this folder, with `add_parser(subparsers)` and `run(args) -> int`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from lib.errors import WorkbookError
 
 def build_parser() -> argparse.ArgumentParser:
     """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_')."""
-    parser = argparse.ArgumentParser(prog="workbook", description="Run and read LLM servers, with evidence for every number.")
+    description = "Run and read LLM servers, with evidence for every number."
+    parser = argparse.ArgumentParser(prog="workbook", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
         if not info.name.startswith("_"):
@@ -21,7 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point: 0 done, 1 a finding or failure, 2 bad input, 130 interrupted; never a traceback for a user's mistake."""
+    """Entry point: 0 done, 1 finding or failure, 2 bad input, 130 interrupted; no traceback for a user's mistake."""
     args = build_parser().parse_args(argv)
     try:
         return int(args.run(args))

@@ -1,0 +1,141 @@
+"""Two servers on the same tokens: what the difference is, by position, and whether it is one.
+
+A difference means something only beside the noise floor (the same server twice) and inside an interval that respects
+the pairing and the dependence within a document. The sign is `treated - reference`: negative loses accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lib.errors import BadInput
+from lib.load.stats import PairedDifference, paired_mean_difference
+from lib.records import Measured, Record
+
+Scores = Sequence[Mapping[str, Any]]
+
+
+class Bucket(Record):
+    """The mean difference over one range of positions, all documents pooled."""
+
+    first: int
+    last: int
+    mean: Measured
+    mean_absolute: float
+
+
+class ScoreComparison(Record):
+    """Two arms over all scored tokens: mean difference in nats, by position and pooled, and the largest single ones."""
+
+    tokens: int
+    documents: int
+    pooled: Measured
+    mean_absolute: float
+    largest: float
+    perplexity_ratio: Measured
+    buckets: list[Bucket]
+    identical: bool
+
+
+def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int) -> ScoreComparison:
+    """Compares two scorings of the same documents, token by token (the first token of each has no score and is left out).
+
+    Args:
+        reference, treated: records of `probes.read_scores` (`name`, `ids_sha256`, `logprobs` in nats).
+        bucket_tokens: width of a position bucket.
+
+    Raises:
+        BadInput: the arms scored other documents or other token ids.
+
+    Example: the same server twice gives `identical` and a pooled difference of exactly 0.
+    """
+    pairs = _paired(reference, treated)
+    a = [value for ref, _ in pairs for value in ref["logprobs"][1:]]
+    b = [value for _, new in pairs for value in new["logprobs"][1:]]
+    blocks = [ref["name"] for ref, _ in pairs for _ in ref["logprobs"][1:]]
+    positions = [place for ref, _ in pairs for place in range(1, len(ref["logprobs"]))]
+    pooled = paired_mean_difference(b, a, blocks)
+    differences = [y - x for x, y in zip(a, b, strict=True)]
+    return ScoreComparison(
+        tokens=len(a), documents=len(pairs), pooled=_measured(pooled),
+        mean_absolute=sum(map(abs, differences)) / len(differences),
+        largest=max(differences, key=abs),
+        perplexity_ratio=_perplexity_ratio(pooled),
+        buckets=_buckets(a, b, blocks, positions, bucket_tokens),
+        identical=all(d == 0 for d in differences),
+    )  # fmt: skip
+
+
+def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    first = {(s["name"], s["ids_sha256"]): s for s in reference}
+    second = {(s["name"], s["ids_sha256"]): s for s in treated}
+    if not first or first.keys() != second.keys():
+        odd = sorted(name for name, _ in first.keys() ^ second.keys())
+        raise BadInput("two arms that scored the same token ids of the same documents", f"{', '.join(odd) or 'no scores'}")
+    return [(first[key], second[key]) for key in sorted(first)]
+
+
+def _buckets(
+    a: list[float], b: list[float], blocks: list[str], positions: list[int], width: int
+) -> list[Bucket]:
+    made = []
+    for start in range(0, max(positions) + 1, width):
+        inside = [i for i, place in enumerate(positions) if start <= place < start + width]
+        if not inside:
+            continue
+        x, y = [a[i] for i in inside], [b[i] for i in inside]
+        made.append(
+            Bucket(
+                first=max(start, 1), last=min(start + width - 1, max(positions)),
+                mean=_measured(paired_mean_difference(y, x, [blocks[i] for i in inside])),
+                mean_absolute=sum(abs(q - p) for p, q in zip(x, y, strict=True)) / len(x),
+            )
+        )  # fmt: skip
+    return made
+
+
+def _measured(difference: PairedDifference) -> Measured:
+    reason = difference.reason
+    return Measured(
+        value=difference.mean, unit="nat/token", n=difference.n, low=difference.low, high=difference.high,
+        reason=reason or (None if difference.low is not None else "no interval"),
+    )  # fmt: skip
+
+
+def _perplexity_ratio(difference: PairedDifference) -> Measured:
+    if difference.mean is None or difference.low is None or difference.high is None:
+        return Measured(value=None, reason=difference.reason or "no interval")
+    return Measured(
+        value=math.exp(-difference.mean), unit="x", n=difference.n, low=math.exp(-difference.high), high=math.exp(-difference.low)
+    )
+
+
+def judge_loss(difference: Measured, floor: float, limit_nats: float) -> tuple[str, str]:
+    """The outcome of a measured difference against the largest loss that is accepted.
+
+    Args:
+        difference: treated minus reference, nats a token, with its interval.
+        floor: largest mean absolute difference that the reference shows against itself.
+        limit_nats: accepted loss, positive.
+
+    Returns:
+        (outcome, reason): `within_limit` if the whole interval lies above -limit, `outside_limit` if it lies below,
+        else `not_enough_data` with how many times more tokens would settle it.
+
+    Example: [-0.031, -0.018] against 0.01 is `outside_limit`; [-0.012, 0.002] is `not_enough_data`.
+    """
+    if difference.value is None or difference.low is None or difference.high is None:
+        return "not_enough_data", difference.reason or "no interval"
+    value, low, high = float(difference.value), difference.low, difference.high
+    words = f"{value:+.4f} nat/token, 95% interval [{low:+.4f}, {high:+.4f}], floor {floor:.4f}, accepted loss {limit_nats:g}"
+    if low >= -limit_nats:
+        return "within_limit", words
+    if high < -limit_nats:
+        return "outside_limit", words
+    half = (high - low) / 2
+    distance = abs(value + limit_nats)
+    more = (half / distance) ** 2 if distance > 0 else math.inf
+    needed = f"about {more:.0f} times as many tokens would settle it" if math.isfinite(more) else "the mean lies on the limit"
+    return "not_enough_data", f"{words}; the interval spans the limit: {needed}"

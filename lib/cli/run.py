@@ -1,0 +1,33 @@
+"""`workbook run`: the six notebooks of a profile, in order, with a report at the end."""
+
+from __future__ import annotations
+
+import argparse
+
+from lib import runner
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the subcommand."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run the notebooks of a profile and write the report",
+        description="Exit codes: 0 all notebooks ran and wrote valid results (whatever the verdicts), 1 one failed, "
+        "2 bad input, 3 with --strict and a failed verdict, 130 interrupted (continue with --resume).",
+    )
+    parser.add_argument("--profile", default="embedded", help="a name under params/, or a folder (default: embedded)")
+    parser.add_argument("--only", help="numbers of notebooks, such as 03,05")
+    parser.add_argument("--resume", metavar="RUN", help="run id, folder or `latest`: go on where that run stopped")
+    parser.add_argument("--strict", action="store_true", help="exit 3 if a verdict failed")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs; prints where the report is."""
+    try:
+        code, folder = runner.run(args.profile, args.only.split(",") if args.only else None, args.resume, args.strict)
+    except KeyboardInterrupt:
+        print("workbook: interrupted; no server is left. Continue with: workbook run --resume latest")
+        return 130
+    print(f"report: {folder / 'index.html'}")
+    return code

@@ -1,0 +1,574 @@
+"""Read a unit file as systemd reads it: sections, continuations, quoting, comments, resets, CRLF, specifiers, drop-ins.
+
+What systemd would ignore or refuse becomes a finding with the wording that its own journal line has.
+
+Source: systemd.syntax(7), systemd.service(5) "Command lines", and the behaviour of systemd 252, against which the tests
+compare the arguments (`systemd-analyze verify`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from lib.deploy.unit_keys import BOOLEAN_KEYS, NEWER_KEYS, OTHER_SECTIONS, SECTION_KEYS, TIME_KEYS
+from lib.errors import UnreadableFile
+from lib.findings import Finding
+from lib.records import Record
+
+#: No line of a unit file may be longer (systemd's LONG_LINE_MAX, 1 MiB); a whole file beyond this is not a unit.
+MAX_UNIT_CHARACTERS = 4 << 20
+
+_SPACE = " \t\n\r"
+_SPECIFIERS = frozenset("aAbBcCdDEfgGhHiIjJlLmMnNopPqsStTuUvVwWyY%")
+_ESCAPES = {
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "v": "\v",
+    "\\": "\\",
+    '"': '"',
+    "'": "'",
+    "s": " ",
+}
+_HEX_LENGTH = {"x": 2, "u": 4, "U": 8}
+_EXEC_KEYS = ("ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecStop", "ExecStopPost")
+#: Values of the keys whose words are few; anything else is ignored by systemd with a line in the journal.
+CHOICES: dict[str, frozenset[str]] = {
+    "Type": frozenset({"simple", "exec", "forking", "oneshot", "dbus", "notify", "notify-reload", "idle"}),
+    "Restart": frozenset({"no", "always", "on-success", "on-failure", "on-abnormal", "on-abort", "on-watchdog"}),
+    "KillMode": frozenset({"control-group", "mixed", "process", "none"}),
+    "DevicePolicy": frozenset({"auto", "closed", "strict"}),
+    "OOMPolicy": frozenset({"continue", "stop", "kill"}),
+    "NotifyAccess": frozenset({"none", "main", "exec", "all"}),
+}
+_BOOLEANS = frozenset({"1", "yes", "y", "true", "t", "on", "0", "no", "n", "false", "f", "off"})
+_TRUE = frozenset({"1", "yes", "y", "true", "t", "on"})
+_UNITS_S = {
+    "": 1.0,
+    "s": 1.0,
+    "sec": 1.0,
+    "second": 1.0,
+    "seconds": 1.0,
+    "ms": 1e-3,
+    "msec": 1e-3,
+    "us": 1e-6,
+    "usec": 1e-6,
+    "µs": 1e-6,
+    "m": 60.0,
+    "min": 60.0,
+    "minute": 60.0,
+    "minutes": 60.0,
+    "h": 3600.0,
+    "hr": 3600.0,
+    "hour": 3600.0,
+    "hours": 3600.0,
+    "d": 86400.0,
+    "day": 86400.0,
+    "days": 86400.0,
+    "w": 604800.0,
+    "week": 604800.0,
+    "weeks": 604800.0,
+    "month": 2629800.0,
+    "months": 2629800.0,
+    "M": 2629800.0,
+    "y": 31557600.0,
+    "year": 31557600.0,
+    "years": 31557600.0,
+    "ns": 1e-9,
+    "nsec": 1e-9,
+}
+
+
+#: A reporting function: id, level, what, line, evidence, do.
+_Report = Callable[[str, str, str, int, str, str], None]
+
+
+class Assignment(Record):
+    """One `Key=value` line; `line` is where it begins, `origin` the file it stands in."""
+
+    section: str
+    key: str
+    value: str
+    line: int
+    origin: str
+
+
+class Command(Record):
+    """One command as systemd would run it: prefix characters, path and arguments (argv[0] is what the process sees)."""
+
+    prefix: str
+    path: str
+    argv: tuple[str, ...]
+    variables: tuple[str, ...] = ()
+    line: int = 0
+    raw: str = ""
+
+
+class Unit(Record):
+    """A unit file with its drop-ins merged in order; ask it for what is effective."""
+
+    assignments: tuple[Assignment, ...]
+    problems: tuple[Finding, ...]
+
+    def values(self, section: str, key: str) -> list[Assignment]:
+        """All assignments of a key that count: those after its last empty assignment."""
+        kept: list[Assignment] = []
+        for item in self.assignments:
+            if item.section == section and item.key == key:
+                kept = [*kept, item] if item.value else []
+        return kept
+
+    def last(self, section: str, key: str) -> Assignment | None:
+        """The assignment that decides a key with one value, or None where it is unset or reset."""
+        values = self.values(section, key)
+        return values[-1] if values else None
+
+    def value(self, section: str, key: str, default: str = "") -> str:
+        """The deciding value of a key, or the default."""
+        found = self.last(section, key)
+        return found.value if found else default
+
+    def names(self, section: str, key: str) -> list[str]:
+        """The words of a list of unit names, such as After=."""
+        return [name for item in self.values(section, key) for name in item.value.split()]
+
+    def is_true(self, section: str, key: str) -> bool:
+        """Whether a yes-or-no key is set to yes."""
+        return self.value(section, key).lower() in _TRUE
+
+    def seconds(self, section: str, key: str) -> float | None:
+        """A time span in seconds (infinity for `infinity`); None where unset or unreadable."""
+        return time_span_s(self.value(section, key))
+
+    def commands(self, key: str = "ExecStart") -> tuple[Command, ...]:
+        """The commands of an Exec key, as far as they can be read."""
+        found: list[Command] = []
+        for item in self.values("Service", key):
+            found.extend(_commands(item)[0])
+        return tuple(found)
+
+    def environment(self) -> dict[str, str]:
+        """The variables that Environment= sets, later ones winning."""
+        merged: dict[str, str] = {}
+        for item in self.values("Service", "Environment"):
+            for word in _environment_words(item)[0]:
+                name, _, value = word.partition("=")
+                merged[name] = value
+        return merged
+
+
+def parse_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> Unit:
+    """The unit that systemd would load from a fragment and its drop-ins.
+
+    Args:
+        text: the unit file.
+        dropins: texts, or pairs of name and text, in the order in which systemd applies them (by file name).
+
+    Raises:
+        UnreadableFile: if it is binary, too large, or has no section and no assignment at all.
+    """
+    assignments: list[Assignment] = []
+    problems: list[Finding] = []
+    parts: list[tuple[str, str]] = [("unit", text)]
+    for index, part in enumerate(dropins):
+        parts.append((f"drop-in {index + 1}", part) if isinstance(part, str) else part)
+    for origin, content in parts:
+        _read_lines(content, origin, assignments, problems)
+    if not assignments:
+        first = next((line for line in text.splitlines() if line.strip()), "nothing")
+        raise UnreadableFile(
+            "a systemd unit file with sections and assignments", repr(first[:80]), "give the unit's text"
+        )
+    unit = Unit(assignments=tuple(assignments), problems=())
+    for item in assignments:
+        problems.extend(_value_problems(item))
+    return unit.model_copy(update={"problems": tuple(problems)})
+
+
+def split_words(text: str, *, escapes: bool = True) -> list[str]:
+    """The words of a value as systemd splits and unquotes them.
+
+    Raises:
+        ValueError: for unbalanced quoting or an escape that systemd refuses.
+
+    Example: `split_words('a "b c" d\\\\x41')` is `["a", "b c", "dA"]`.
+    """
+    return [word for word, _, _ in _split(text, escapes)[0]]
+
+
+def time_span_s(text: str) -> float | None:
+    """A systemd time span in seconds: `90`, `5min 20s`, `infinity`; None if it is none.
+
+    Example: `time_span_s("1min 30s")` is 90.0.
+    """
+    text = text.strip()
+    if text == "infinity":
+        return float("inf")
+    total, at = 0.0, 0
+    part = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
+    while at < len(text):
+        match = part.match(text, at)
+        if not match or match[2] not in _UNITS_S:
+            return None
+        total += float(match[1]) * _UNITS_S[match[2]]
+        at = match.end()
+    return total if text else None
+
+
+def _read_lines(text: str, origin: str, assignments: list[Assignment], problems: list[Finding]) -> None:
+    if len(text) > MAX_UNIT_CHARACTERS:
+        raise UnreadableFile("a unit file of a few kilobytes", f"{len(text)} characters", "give the unit, not a log")
+    if "\0" in text:
+        raise UnreadableFile("a unit file, which is text", "a NUL character", "give the unit's text")
+    where = "" if origin == "unit" else f"{origin}: "
+
+    def report(id_: str, level: str, what: str, line: int, evidence: str, do: str) -> None:
+        problems.append(Finding(id=id_, level=level, what=where + what, line=line, evidence=evidence[:300], do=do))
+
+    if "\r" in text:
+        report(
+            "crlf",
+            "info",
+            "The file has CR line ends.",
+            1,
+            "\\r",
+            "Save it with LF; older systemd keeps the CR in values.",
+        )
+    section: str | None = None
+    known = False
+    pending: str | None = None
+    begun = 0
+    lines = re.split(r"\r\n|\n\r|\n|\r", text.removeprefix("\ufeff"))
+    for number, line in enumerate([*lines, ""], start=1):
+        body = line.lstrip(_SPACE)
+        if body[:1] in ("#", ";"):
+            continue
+        if pending is None:
+            begun = number
+            whole = body
+        else:
+            whole = pending + body
+        odd = len(whole) - len(whole.rstrip("\\"))
+        if odd % 2 and number <= len(lines):
+            pending = whole[:-1] + " "
+            continue
+        if re.search(r"\\[ \t]+$", whole) and not odd:
+            report(
+                "broken_continuation",
+                "error",
+                "A blank after the backslash: the line ends here.",
+                number,
+                line.strip(),
+                "Delete the blanks after the backslash.",
+            )
+        pending = None
+        whole = whole.strip(_SPACE)
+        if not whole:
+            continue
+        if whole.startswith("["):
+            if not whole.endswith("]"):
+                report(
+                    "bad_section",
+                    "error",
+                    "Invalid section header: the file is refused.",
+                    begun,
+                    whole,
+                    "Close the bracket.",
+                )
+                section, known = None, False
+                continue
+            section = whole[1:-1]
+            known = section in SECTION_KEYS or section in OTHER_SECTIONS or section.startswith("X-")
+            if not known:
+                right = next((name for name in SECTION_KEYS if name.lower() == section.strip().lower()), None)
+                report(
+                    "unknown_section",
+                    "error" if right else "warning",
+                    f"Unknown section '{section}'. Ignoring.",
+                    begun,
+                    whole,
+                    f"Write [{right}]." if right else "Remove it, or prefix it with X-.",
+                )
+            continue
+        if section is None:
+            report(
+                "outside_section",
+                "error",
+                "Assignment outside of section. Ignoring.",
+                begun,
+                whole,
+                "Put it under its section.",
+            )
+            continue
+        key, equals, value = whole.partition("=")
+        key, value = key.strip(_SPACE), value.strip(_SPACE)
+        if not equals or not key:
+            missing = "Missing '=', ignoring line." if not equals else "Missing key name before '=', ignoring line."
+            report(
+                "not_an_assignment",
+                "error",
+                missing,
+                begun,
+                whole,
+                "A value over several lines needs a backslash at each line's end.",
+            )
+            continue
+        if not known:
+            continue
+        if section in SECTION_KEYS and key not in SECTION_KEYS[section] and not key.startswith("X-"):
+            _report_key(section, key, whole, begun, report)
+            if key not in NEWER_KEYS:
+                continue
+        assignments.append(Assignment(section=section, key=key, value=value, line=begun, origin=origin))
+
+
+def _report_key(section: str, key: str, whole: str, line: int, report: _Report) -> None:
+    says = f"Unknown key '{key}' in section [{section}], ignoring."
+    home = next((name for name, keys in SECTION_KEYS.items() if key in keys), None)
+    if home:
+        report("wrong_section", "warning", says, line, whole, f"Move {key}= to [{home}].")
+    elif key in NEWER_KEYS:
+        since = NEWER_KEYS[key]
+        report(
+            "newer_key",
+            "info",
+            f"{key}= needs systemd {since} or later; older ones ignore it.",
+            line,
+            whole,
+            "Check the host's version.",
+        )
+    else:
+        close = next((k for k in SECTION_KEYS[section] if k.lower() == key.lower() or _near(k, key)), None)
+        hint = f"Write {close}=." if close else "Correct or remove it."
+        report("unknown_key", "warning", says, line, whole, hint)
+
+
+def _near(a: str, b: str) -> bool:
+    """Whether two names differ by one letter (changed, missing, added or two swapped)."""
+    if abs(len(a) - len(b)) > 1 or a == b:
+        return False
+    start = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    x, y = a[start:], b[start:]
+    return x[1:] == y[1:] or x[1:] == y or x == y[1:] or (x[:2] == y[1::-1] and x[2:] == y[2:])
+
+
+def _split(text: str, escapes: bool) -> tuple[list[tuple[str, bool, bool]], list[str]]:
+    """Words with (text, was quoted or escaped, is a bare escaped semicolon), and the unknown escapes that were kept."""
+    words: list[tuple[str, bool, bool]] = []
+    odd: list[str] = []
+    at, end = 0, len(text)
+    while at < end:
+        if text[at] in _SPACE:
+            at += 1
+            continue
+        if text[at : at + 2] == "\\;" and (at + 2 == end or text[at + 2] in _SPACE):
+            words.append((";", True, True))
+            at += 2
+            continue
+        word: list[str] = []
+        quote = ""
+        quoted = False
+        while at < end:
+            char = text[at]
+            if char == "\\":
+                quoted = True
+                if at + 1 == end:
+                    raise ValueError("a backslash at the end")
+                if escapes:
+                    decoded, at = _unescape(text, at + 1, odd)
+                    word.append(decoded)
+                else:
+                    word.append(text[at + 1])
+                    at += 2
+            elif quote:
+                at += 1
+                if char == quote:
+                    quote = ""
+                else:
+                    word.append(char)
+            elif char in "\"'":
+                quote, quoted, at = char, True, at + 1
+            elif char in _SPACE:
+                break
+            else:
+                word.append(char)
+                at += 1
+        if quote:
+            raise ValueError(f"unbalanced quotes ({quote})")
+        words.append(("".join(word), quoted, False))
+    return words, odd
+
+
+def _unescape(text: str, at: int, odd: list[str]) -> tuple[str, int]:
+    """The character that an escape means, and where the text goes on; unknown escapes are kept as they are."""
+    char = text[at]
+    if char in _ESCAPES:
+        return _ESCAPES[char], at + 1
+    if char in _HEX_LENGTH:
+        digits = text[at + 1 : at + 1 + _HEX_LENGTH[char]]
+        if len(digits) == _HEX_LENGTH[char] and re.fullmatch(r"[0-9A-Fa-f]+", digits):
+            code = int(digits, 16)
+            if 0 < code < 0x110000 and not 0xD800 <= code < 0xE000:
+                return chr(code), at + 1 + len(digits)
+    octal = text[at : at + 3]
+    if re.fullmatch(r"[0-3][0-7]{2}", octal) and int(octal, 8):
+        return chr(int(octal, 8)), at + 3
+    odd.append("\\" + char)
+    return "\\" + char, at + 1
+
+
+def _resolve(word: str) -> tuple[str, str | None]:
+    """The word with `%%` as `%`, and the first specifier that systemd does not know."""
+    bad = None
+    for match in re.finditer(r"%(.?)", word, re.DOTALL):
+        if match[1] and match[1] not in _SPECIFIERS and bad is None:
+            bad = match[0]
+    return re.sub(r"%%", "%", word), bad
+
+
+_VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)[^}]*\})")
+
+
+def _expand(word: str, variables: list[str]) -> str:
+    """The word with `$$` as `$`; names of variables that systemd would put in are collected, their text stays."""
+    whole = re.fullmatch(r"\$([A-Za-z_]\w*)", word)
+    if whole:
+        variables.append(whole[1])
+        return word
+    variables.extend(match[1] for match in _VARIABLE.finditer(word) if match[1])
+    return _VARIABLE.sub(lambda match: "$" if match[1] is None else match[0], word)
+
+
+def _commands(item: Assignment) -> tuple[list[Command], list[Finding]]:
+    problems: list[Finding] = []
+
+    def report(id_: str, what: str, do: str, level: str = "error") -> None:
+        problems.append(
+            Finding(id=id_, level=level, what=f"{item.key}: {what}", line=item.line, evidence=item.value[:300], do=do)
+        )
+
+    try:
+        words, odd = _split(item.value, True)
+    except ValueError as error:
+        report(
+            "unbalanced_quotes",
+            f"{error}: systemd refuses the line.",
+            "Close the quotes; escape a literal one with a backslash.",
+        )
+        return [], problems
+    if odd:
+        report(
+            "unknown_escape",
+            f"Ignoring unknown escape sequences: {', '.join(odd[:5])}",
+            "Double the backslash.",
+            "warning",
+        )
+    groups: list[list[tuple[str, bool, bool]]] = [[]]
+    for word in words:
+        if word[0] == ";" and not word[1]:
+            groups.append([])
+        else:
+            groups[-1].append(word)
+    commands: list[Command] = []
+    for group in groups:
+        if not group:
+            continue
+        match = re.match(r"[-@:+!|]*", group[0][0])
+        prefix = match[0] if match else ""
+        rest = [group[0][0][len(prefix) :], *[word for word, _, _ in group[1:]]]
+        resolved = []
+        for part in rest:
+            text, bad = _resolve(part)
+            if bad:
+                report(
+                    "unknown_specifier",
+                    f"'{bad}' is no specifier: systemd refuses the unit.",
+                    "Write %% for a percent sign.",
+                )
+            resolved.append(text)
+        variables: list[str] = []
+        raw = ":" in prefix
+        argv = [resolved[0], *[word if raw else _expand(word, variables) for word in resolved[1:]]]
+        path = argv[0]
+        if "@" in prefix:
+            argv = argv[1:]
+        commands.append(
+            Command(
+                prefix=prefix, path=path, argv=tuple(argv), variables=tuple(variables), line=item.line, raw=item.value
+            )
+        )
+    return commands, problems
+
+
+def _environment_words(item: Assignment) -> tuple[list[str], list[Finding]]:
+    problems: list[Finding] = []
+
+    def report(id_: str, what: str, do: str, level: str = "warning") -> None:
+        problems.append(
+            Finding(id=id_, level=level, what=what, line=item.line, evidence=_names_only(item.value), do=do)
+        )
+
+    try:
+        words, odd = _split(item.value, True)
+    except ValueError as error:
+        report(
+            "environment_quoting",
+            f"Environment: {error}: systemd ignores the line.",
+            'Write Environment="NAME=value with spaces".',
+        )
+        return [], problems
+    if odd:
+        report("unknown_escape", f"Environment: unknown escape sequences {', '.join(odd[:5])}", "Double the backslash.")
+    kept = []
+    for word, _, _ in words:
+        text, bad = _resolve(word)
+        if bad:
+            report(
+                "unknown_specifier", f"Environment: '{bad}' is no specifier: ignored.", "Write %% for a percent sign."
+            )
+        elif not re.match(r"[A-Za-z_]\w*=", text, re.ASCII):
+            what = f"Invalid environment assignment, ignoring: {text.partition('=')[0][:60]}"
+            report("environment_quoting", what, 'Quote the whole assignment: Environment="NAME=value with spaces".')
+        else:
+            kept.append(text)
+    return kept, problems
+
+
+def _names_only(value: str) -> str:
+    """The assignment's names with their values cut out: values may be secrets."""
+    return re.sub(r"(=)[^\s\"']+", r"\1...", value)[:200]
+
+
+def _value_problems(item: Assignment) -> list[Finding]:
+    if not item.value or item.section not in SECTION_KEYS:
+        return []
+    if item.section == "Service" and item.key in _EXEC_KEYS:
+        return _commands(item)[1]
+    if item.section == "Service" and item.key == "Environment":
+        return _environment_words(item)[1]
+    wrong = None
+    if item.key in CHOICES and item.section == "Service" and item.value not in CHOICES[item.key]:
+        wrong = f"one of {', '.join(sorted(CHOICES[item.key]))}"
+    elif item.key in BOOLEAN_KEYS and item.value.lower() not in _BOOLEANS:
+        wrong = "yes or no"
+    elif item.key in TIME_KEYS and time_span_s(item.value) is None:
+        wrong = "a time span such as 90, 5min or infinity"
+    elif item.key == "StartLimitBurst" and not item.value.isdigit():
+        wrong = "a number"
+    if wrong is None:
+        return []
+    comment = re.search(r"\s[#;]", item.value)
+    return [
+        Finding(
+            id="inline_comment" if comment else "invalid_value",
+            level="warning",
+            what=f"{item.key}={item.value} is ignored: it must be {wrong}.",
+            line=item.line,
+            evidence=f"{item.key}={item.value}"[:300],
+            do="Put the comment on a line of its own." if comment else "Correct the value.",
+        )
+    ]

@@ -1,0 +1,251 @@
+"""Write the systemd unit of a measured server configuration: the same argv, and no value that can become a line.
+
+The model behind the choices (systemd 252; the server's behaviour from recorded SGLang 0.5.16 runs):
+- KillMode=mixed: SIGTERM reaches the launcher only, which drains while its workers live; after TimeoutStopSec
+  everything in the control group gets SIGKILL. (`process` leaves workers on the GPU, `control-group` ends the
+  workers under the drain.)
+- SGLang ends by SIGKILL-ing its own tree, on a clean stop too, so SIGKILL must never be a SuccessExitStatus: a crash
+  looks the same.
+- Type=exec with an ExecStartPost probe: the start job ends when the server answers, so TimeoutStartSec is the time
+  to load. The probe gives up as soon as the main process is gone.
+- A start limit that trips: its interval covers as many starts as its burst, each with a full load, stop and delay.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+from pydantic import Field
+
+from lib.errors import BadInput
+from lib.records import Record
+from lib.server.redact import is_secret_name, redact_object, redact_text
+
+_SAFE = re.compile(r"[A-Za-z0-9_@:,./=+-]+", re.ASCII)
+_MAX_LINE = (1 << 20) - 1024
+_PROBE = 'until "$@"; do kill -0 "$MAINPID" || exit 1; sleep 2; done'
+
+
+class UnitSpec(Record):
+    """What a unit is rendered from. Secrets have no field: they stand in a file that argv or `environment_file` names."""
+
+    name: str = Field(description="file name, ends in .service")
+    description: str
+    argv: tuple[str, ...] = Field(description="the command; argv[0] is an absolute path")
+    environment: Mapping[str, str] = {}
+    environment_file: str | None = Field(default=None, description="root-readable file with secrets, read by systemd")
+    user: str | None = Field(description="unprivileged account; None and root need allow_root")
+    group: str | None = None
+    allow_root: bool = False
+    working_directory: str | None = None
+    writable_paths: tuple[str, ...] = Field(
+        default=(), description="written to although below /usr, /boot, /efi or /etc"
+    )
+    gpu: bool = False
+    ready_argv: tuple[str, ...] = Field(
+        default=(), description="exits 0 when the server answers; argv[0] is an absolute path"
+    )
+    load_timeout_s: float = Field(default=1800, gt=0, description="longest time from exec to ready")
+    drain_timeout_s: float = Field(default=60, gt=0, description="time that running requests get at a stop")
+    restart: str = Field(default="on-failure", pattern="^(on-failure|always|no)$")
+    restart_delay_s: float = Field(default=15, ge=1)
+    start_limit_burst: int = Field(default=3, ge=1, le=100)
+    after: tuple[str, ...] = ()
+
+
+def http_probe_argv(url: str) -> tuple[str, ...]:
+    """A `ready_argv` that asks a URL with curl and succeeds on HTTP 200."""
+    return ("/usr/bin/curl", "--silent", "--fail", "--output", "/dev/null", "--max-time", "5", "--url", url)
+
+
+def start_limit_interval_s(spec: UnitSpec) -> int:
+    """Seconds that hold `start_limit_burst` full cycles of load, stop and delay, and one delay more.
+
+    Example: 3 cycles of 1800 + 60 + 15 s and 15 s are 5640 s.
+    """
+    cycle = spec.load_timeout_s + spec.drain_timeout_s + spec.restart_delay_s
+    return math.ceil(spec.start_limit_burst * cycle + spec.restart_delay_s)
+
+
+def unit_value(value: str, form: str, what: str) -> str:
+    """The only place that quotes a value for a unit file.
+
+    Args:
+        form: `word` (an argument of a command), `assignment` (a word in which $ has no meaning: Environment=, lists of
+            paths) or `plain` (the rest of a line: Description=, a single path).
+        what: names the value in an error.
+
+    Raises:
+        BadInput: for a newline, a NUL, a lone surrogate, or in a plain value what has no escape there.
+
+    Example: `unit_value('a $b 5%', "word", "argument")` is `'"a $$b 5%%"'`.
+    """
+    bad = next((char for char in value if char in "\n\r\0" or 0xD800 <= ord(char) < 0xE000), None)
+    if bad is not None:
+        raise BadInput(f"{what} on one line of text", f"{bad!r} in {_shown(value)}", "remove it")
+    percent = value.replace("%", "%%")
+    if form == "plain":
+        control = next((char for char in value if ord(char) < 0x20 or ord(char) == 0x7F), None)
+        if control is not None or value != value.strip() or value.endswith("\\") or not value:
+            found = f"{_shown(value)}: empty, a blank at an end, a backslash at the end, or a control character"
+            raise BadInput(f"{what} that a unit file can hold", found, "change it")
+        return percent
+    if form not in ("word", "assignment"):
+        raise ValueError(f"unknown form {form!r}")
+    if _SAFE.fullmatch(value):
+        return value
+    escaped = percent.replace("\\", "\\\\").replace('"', '\\"')
+    if form == "word":
+        escaped = escaped.replace("$", "$$")
+    escaped = "".join(f"\\x{ord(char):02x}" if ord(char) < 0x20 or ord(char) == 0x7F else char for char in escaped)
+    return f'"{escaped}"'
+
+
+def render_unit(spec: UnitSpec) -> str:
+    """The text of the unit.
+
+    Raises:
+        BadInput: for a value that cannot stand in a unit, a secret in argv or environment, or a root user that was
+        not allowed.
+
+    Source: systemd.service(5), systemd.exec(5), systemd.kill(5); hardening that a CUDA process lives with: no
+    PrivateDevices, MemoryDenyWriteExecute or ProtectClock (each of which takes /dev/nvidia* or the JIT away).
+    """
+    _check(spec)
+    after = ["network-online.target"]
+    if spec.gpu:
+        after += ["nvidia-persistenced.service", "nvidia-fabricmanager.service"]
+    lines = [
+        "[Unit]",
+        f"Description={unit_value(spec.description, 'plain', 'a description')}",
+        "Wants=network-online.target",
+        f"After={' '.join([*after, *spec.after])}",
+    ]
+    if spec.restart != "no":
+        lines += [f"StartLimitIntervalSec={start_limit_interval_s(spec)}", f"StartLimitBurst={spec.start_limit_burst}"]
+    lines += ["", "[Service]", "Type=exec"]
+    if spec.user is not None:
+        lines.append(f"User={spec.user}")
+    if spec.group is not None:
+        lines.append(f"Group={spec.group}")
+    if spec.working_directory is not None:
+        lines.append(f"WorkingDirectory={unit_value(spec.working_directory, 'plain', 'a working directory')}")
+    for name, value in sorted(spec.environment.items()):
+        lines.append(f"Environment={unit_value(f'{name}={value}', 'assignment', f'environment variable {name}')}")
+    if spec.environment_file is not None:
+        lines.append(f"EnvironmentFile={unit_value(spec.environment_file, 'plain', 'an environment file')}")
+    if spec.gpu:
+        # With NoNewPrivileges the setuid helper cannot make /dev/nvidia-uvm for the server; root does it before.
+        lines.append("ExecStartPre=-+/usr/bin/nvidia-modprobe -c 0 -u")
+    lines.append(f"ExecStart={_command(spec.argv, 'argument')}")
+    if spec.ready_argv:
+        lines.append(
+            f"ExecStartPost={_command(('/bin/sh', '-c', _PROBE, 'ready', *spec.ready_argv), 'argument of the probe')}"
+        )
+        lines.append(f"TimeoutStartSec={math.ceil(spec.load_timeout_s)}")
+    lines += [f"TimeoutStopSec={math.ceil(spec.drain_timeout_s)}", "KillMode=mixed", f"Restart={spec.restart}"]
+    if spec.restart != "no":
+        # 2 is a wrong flag (argparse): trying again cannot help.
+        lines += [f"RestartSec={math.ceil(spec.restart_delay_s)}", "RestartPreventExitStatus=2"]
+    lines += [
+        f"SyslogIdentifier={spec.name.removesuffix('.service')}",
+        "LogRateLimitIntervalSec=0",
+        "LimitNOFILE=1048576",
+        "LimitMEMLOCK=infinity",
+        "TasksMax=infinity",
+        "UMask=0027",
+        "NoNewPrivileges=yes",
+        "PrivateTmp=yes",
+        "ProtectSystem=full",
+    ]
+    if spec.writable_paths:
+        lines.append(
+            "ReadWritePaths="
+            + " ".join(unit_value(path, "assignment", "a writable path") for path in spec.writable_paths)
+        )
+    lines += [
+        "ProtectControlGroups=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectKernelLogs=yes",
+        "ProtectHostname=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictNamespaces=yes",
+        "LockPersonality=yes",
+    ]
+    if not _is_root(spec.user):
+        lines += ["CapabilityBoundingSet=", "AmbientCapabilities="]
+    lines += ["", "[Install]", "WantedBy=multi-user.target", ""]
+    return "\n".join(lines)
+
+
+def _command(argv: tuple[str, ...], what: str) -> str:
+    """The words of a command, one flag with its values on each line."""
+    words = [unit_value(argument, "word", what) for argument in argv]
+    if sum(map(len, words)) + 8 * len(words) > _MAX_LINE:
+        raise BadInput(
+            "a command below 1 MiB, systemd's longest line", f"{sum(map(len, words))} characters", "shorten it"
+        )
+    rows: list[list[str]] = [[words[0]]]
+    for argument, word in zip(argv[1:], words[1:], strict=True):
+        if argument.startswith("--") and len(argument) > 2:
+            rows.append([])
+        rows[-1].append(word)
+    return " \\\n    ".join(" ".join(row) for row in rows)
+
+
+def _is_root(user: str | None) -> bool:
+    return user in (None, "root", "0")
+
+
+def _check(spec: UnitSpec) -> None:
+    """Everything that is wrong with a spec, in one message."""
+    wrong: list[str] = []
+    if not re.fullmatch(r"[A-Za-z0-9:_.@-]{1,240}\.service", spec.name, re.ASCII):
+        wrong.append(f"name {_shown(spec.name)} is no unit name ending in .service")
+    for what, argv in (("argv", spec.argv), ("ready_argv", spec.ready_argv)):
+        if what == "ready_argv" and not argv:
+            continue
+        if (
+            not argv
+            or not argv[0].startswith("/")
+            or argv[0].endswith("/")
+            or "$" in argv[0]
+            or "/../" in argv[0] + "/"
+        ):
+            wrong.append(
+                f"{what}[0] must be an absolute path without $ and .., not {_shown(argv[0]) if argv else 'missing'}"
+            )
+        if redact_object(list(argv)) != list(argv):
+            shown = " ".join(redact_object(list(argv)))
+            wrong.append(f"{what} holds a secret, which ps and systemctl would show ({shown[:120]})")
+    for name, value in spec.environment.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name, re.ASCII):
+            wrong.append(f"environment name {_shown(name)} is not a variable's name")
+        elif (is_secret_name(name) and value) or redact_text(f"{name}={value}") != f"{name}={value}":
+            wrong.append(f"environment variable {name} holds a secret, which systemctl show would tell everyone")
+    for what, account in (("user", spec.user), ("group", spec.group)):
+        if account is not None and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,30}|\d{1,10}", account, re.ASCII):
+            wrong.append(f"{what} {_shown(account)} is no account name")
+    if _is_root(spec.user) and not spec.allow_root:
+        wrong.append("user must be an unprivileged account (allow_root says otherwise)")
+    paths = [("working_directory", spec.working_directory), ("environment_file", spec.environment_file)]
+    for what, path in [*paths, *(("writable_paths", path) for path in spec.writable_paths)]:
+        if path is None:
+            continue
+        if not path.startswith("/") or "/../" in path + "/" or any(ord(char) < 0x20 for char in path):
+            wrong.append(f"{what} {_shown(path)} is no absolute path")
+        if what == "environment_file" and re.search(r"[*?\[\]]", path):
+            wrong.append(f"{what} {_shown(path)} would be taken as a pattern")
+    for unit in spec.after:
+        if not re.fullmatch(r"[A-Za-z0-9:_.@\\-]{1,250}\.[a-z]{3,10}", unit, re.ASCII):
+            wrong.append(f"after: {_shown(unit)} is no unit name")
+    if wrong:
+        do = "put secrets into environment_file or into a file that a flag such as --config names; correct the rest"
+        raise BadInput("a unit spec that can be rendered", "; ".join(wrong), do)
+
+
+def _shown(value: str) -> str:
+    """The value for a message: short, printable, without secrets."""
+    return ascii(redact_text(value))[:80]

@@ -1,0 +1,527 @@
+"""Load levels: start the sending process, keep its raw records, read them back.
+
+`run_level` sends one level of load and returns the path of its raw record; `level_summary` recomputes every number
+from that file alone. The sending itself is `lib.load.client_worker`, a process of its own (see there why), so the same
+call works in a script, in a thread and inside a Jupyter kernel, whose running event loop and GIL it does not share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from lib import __version__
+from lib.errors import BadInput, ServerError, UnreadableFile
+from lib.load import metrics
+from lib.load.client_wire import RID_PREFIX
+from lib.records import Measured
+
+LEVEL_SCHEMA = 1
+PATHS = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
+ARRIVALS = ("constant", "poisson")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request before it is bytes: a prompt (text, token ids, or chat messages) and how much to generate.
+
+    `temperature=0` and `ignore_eos=True` by default: levels are comparable only if they generate the same lengths.
+    For acceptance under speculation set `ignore_eos=False`: text after the end of a text repeats itself.
+    """
+
+    id: str
+    prompt: str | tuple[int, ...] | tuple[dict[str, str], ...]
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def prompt_kind(self) -> str:
+        """text, ids or messages."""
+        if isinstance(self.prompt, str):
+            return "text"
+        return "messages" if self.prompt and isinstance(self.prompt[0], dict) else "ids"
+
+    def prompt_sha256(self) -> str:
+        """SHA-256 of the prompt, by which warm-up and measured prompts are told apart."""
+        raw = self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, separators=(",", ":"))
+        return sha256(raw.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def request_body(
+    request: Request, api: str, model: str | None, rid: str | None, continuous_usage: bool = False
+) -> bytes:
+    """The JSON body of a request for one of the three endpoints, always streaming.
+
+    Raises:
+        BadInput: the endpoint cannot take this kind of prompt.
+    """
+    kind = request.prompt_kind()
+    if not request.prompt or request.max_tokens < 1:
+        raise BadInput("a request has a prompt and generates at least one token", f"request {request.id!r}")
+    if api == "generate":
+        if kind == "messages":
+            raise BadInput("/generate takes text or token ids", f"chat messages in {request.id!r}", "use api='chat'")
+        sampling = {
+            "max_new_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "ignore_eos": request.ignore_eos,
+            **request.extra,
+        }
+        body: dict[str, Any] = {"text" if kind == "text" else "input_ids": request.prompt, "sampling_params": sampling}
+        if rid:
+            body["rid"] = rid
+        body["stream"] = True
+    else:
+        if api == "chat" and kind == "ids":
+            raise BadInput(
+                "/v1/chat/completions takes messages or text", f"token ids in {request.id!r}", "use api='generate'"
+            )
+        if api == "completions" and kind == "messages":
+            raise BadInput("/v1/completions takes text or ids", f"chat messages in {request.id!r}", "use api='chat'")
+        options = {"include_usage": True} | ({"continuous_usage_stats": True} if continuous_usage else {})
+        body = {"model": model}
+        if api == "chat":
+            body["messages"] = [{"role": "user", "content": request.prompt}] if kind == "text" else request.prompt
+        else:
+            body["prompt"] = request.prompt
+        body |= {
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "ignore_eos": request.ignore_eos,
+            "stream": True,
+            "stream_options": options,
+            **request.extra,
+        }
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def arrival_offsets_ns(count: int, rate: float, arrival: str, seed: int) -> list[int]:
+    """When each request of an open loop is due, in nanoseconds after the start; nothing in it depends on answers."""
+    if arrival == "constant":
+        return [int(i / rate * 1e9) for i in range(count)]
+    generator = random.Random(f"arrivals-{seed}")
+    at, offsets = 0.0, []
+    for _ in range(count):
+        offsets.append(int(at * 1e9))
+        at += generator.expovariate(rate)
+    return offsets
+
+
+def split_url(base_url: str) -> tuple[str, int, bool, str]:
+    """Host, port, whether TLS, and path prefix of a base URL; a URL that is not one is refused with the reason."""
+    do = "give it as http://HOST:PORT, for instance http://127.0.0.1:30000"
+    try:
+        parts = urlsplit(base_url)
+        port = parts.port
+    except ValueError as error:
+        raise BadInput("the server's base URL", f"{base_url!r} ({error})", do) from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput("the server's base URL", repr(base_url), do)
+    if parts.query or parts.fragment:
+        raise BadInput("a base URL without ? and #", repr(base_url), do)
+    if parts.username or parts.password:
+        raise BadInput("a base URL without a user name or password in it", None, "name the key's environment variable")
+    tls = parts.scheme == "https"
+    return parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/")
+
+
+def run_level(
+    base_url: str,
+    api: str,
+    requests: Sequence[Request],
+    *,
+    out: Path,
+    concurrency: int | None = None,
+    rate: float | None = None,
+    arrival: str = "poisson",
+    seed: int = 0,
+    model: str | None = None,
+    warmup: Sequence[Request] = (),
+    workload: dict[str, Any] | None = None,
+    workers: int = 1,
+    gap_timeout_s: float = 60.0,
+    first_timeout_s: float = 600.0,
+    connect_timeout_s: float = 10.0,
+    max_seconds: float | None = None,
+    drain_s: float = 30.0,
+    api_key_env: str | None = None,
+    continuous_usage: bool = False,
+    keep_text: bool = False,
+    calibration: dict[str, Any] | None = None,
+    cores: Sequence[int] = (),
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    extra_header: dict[str, Any] | None = None,
+) -> Path:
+    """Send one level of load and write its raw record: a header line, then one JSON line a request that was sent.
+
+    Closed loop (`concurrency`): that many slots, each sends its next request when its last one ended; a slot's request
+    is due when the slot gets free. Open loop (`rate` per second, `arrival` constant or poisson): a request is due at
+    its own time, whatever the server does, so a slow server meets a growing number of requests in flight.
+
+    Args:
+        base_url: http://HOST:PORT of the server.
+        api: generate, completions or chat.
+        requests: what is sent, in this order, each once.
+        out: the record's path; it appears whole or not at all.
+        model: served model name, for completions and chat (read it from /v1/models).
+        warmup: requests sent before the window, at the same concurrency, never measured; must be other prompts.
+        workers: sending processes; concurrency and requests are dealt out among them.
+        gap_timeout_s: a stream in which no byte comes for longer is a `stall`.
+        first_timeout_s: an answer that has not begun after it is `no_first_token`.
+        max_seconds: send nothing after it; what is in flight may finish within `drain_s`.
+        api_key_env: name of the environment variable that holds the API key; neither is its value ever recorded.
+        continuous_usage: ask the OpenAI endpoints for token counts in every event (exact per-token latency there).
+        calibration: what `lib.load.judge.calibrate` said about this client at this load; kept in the header.
+        cores: pin the sending processes to these cores.
+        progress: called about twice a second with {done, of, in_flight}.
+
+    Returns:
+        `out`. A level in which every request failed is a result too; its causes are in the record.
+
+    Raises:
+        BadInput: the arguments contradict each other (all faults in one message).
+        ServerError: the sending process itself failed.
+        KeyboardInterrupt: after an interrupt, once what was measured has been written to `out`.
+    """
+    api = {v: k for k, v in PATHS.items()}.get(api, api)
+    host, port, tls, prefix = split_url(base_url)
+    _check_arguments(api, requests, warmup, concurrency, rate, arrival, model, workers, api_key_env)
+    out = Path(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    workers = min(workers, len(requests), concurrency or workers)
+    offsets = arrival_offsets_ns(len(requests), rate, arrival, seed) if rate else [0] * len(requests)
+    token = sha256(os.urandom(16)).hexdigest()[:12]
+    job: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "tls": tls,
+        "path": prefix + PATHS[api],
+        "api": api,
+        "model": model,
+        "gap_timeout_s": gap_timeout_s,
+        "first_timeout_s": first_timeout_s,
+        "connect_timeout_s": connect_timeout_s,
+        "max_seconds": max_seconds,
+        "drain_s": drain_s,
+        "surplus_wait_s": 0.05,
+        "api_key_env": api_key_env,
+        "keep_text": keep_text,
+        "cores": sorted(cores),
+        "loop": os.environ.get("WORKBOOK_LOOP", "uvloop"),
+        "progress_s": 0.5,
+        "start_at_ns": 0,
+    }
+    wall_start = time.time()
+    parts: list[tuple[dict[str, Any], Path]] = []
+    interrupted = False
+    with tempfile.TemporaryDirectory(prefix=".level-", dir=out.parent) as folder:
+        jobs = []
+        for number in range(workers):
+            mine = range(number, len(requests), workers)
+            share = concurrency // workers + (number < concurrency % workers) if concurrency else None
+            warm = list(warmup[number::workers])
+            settings = job | {
+                "concurrency": share,
+                "preconnect": min(64, len(mine)),
+                "warmup_concurrency": max(1, min(share or 8, len(warm) or 1)),
+                "parent_started_ns": time.monotonic_ns(),
+            }
+            if workers > 1:
+                settings["start_at_ns"] = time.monotonic_ns() + int((1.0 if not warmup else 0.0) * 1e9)
+            path = Path(folder) / f"job{number}"
+            _write_job(path, settings, [(i, requests[i], offsets[i]) for i in mine], warm, api, token, continuous_usage)
+            jobs.append(path)
+        try:
+            parts = _run_workers(jobs, progress)
+        except _Interrupted as stop:
+            parts, interrupted = stop.parts, True
+        header = _header(
+            base_url=f"{'https' if tls else 'http'}://{host}:{port}{prefix}",
+            api=api,
+            model=model,
+            load={
+                "mode": "closed" if concurrency else "open",
+                "concurrency": concurrency,
+                "rate_per_s": rate,
+                "arrival": arrival if rate else None,
+                "seed": seed,
+                "workers": workers,
+                "planned": len(requests),
+                "continuous_usage": continuous_usage,
+                "gap_timeout_s": gap_timeout_s,
+                "first_timeout_s": first_timeout_s,
+                "max_seconds": max_seconds,
+            },
+            workload=workload or _plain_workload(requests),
+            facts=[f for f, _ in parts],
+            calibration=calibration,
+            wall_start=wall_start,
+            interrupted=interrupted,
+            extra=extra_header,
+        )
+        _write_level(out, header, [p for _, p in parts])
+    if interrupted:
+        raise KeyboardInterrupt
+    return out
+
+
+def _check_arguments(
+    api: str,
+    requests: Sequence[Request],
+    warmup: Sequence[Request],
+    concurrency: int | None,
+    rate: float | None,
+    arrival: str,
+    model: str | None,
+    workers: int,
+    api_key_env: str | None,
+) -> None:
+    faults = []
+    if api not in PATHS:
+        faults.append(f"api {api!r} is not one of {', '.join(PATHS)}")
+    elif api != "generate" and not model:
+        faults.append(f"api {api!r} needs the served model name (GET /v1/models says it)")
+    if not requests:
+        faults.append("no requests")
+    if (concurrency is None) == (rate is None):
+        faults.append("give either concurrency (closed loop) or rate (open loop)")
+    if concurrency is not None and concurrency < 1:
+        faults.append(f"concurrency {concurrency} is below 1")
+    if rate is not None and not 0 < rate < 1e6:
+        faults.append(f"rate {rate} is not a positive number of requests a second")
+    if arrival not in ARRIVALS:
+        faults.append(f"arrival {arrival!r} is not one of {', '.join(ARRIVALS)}")
+    if workers < 1:
+        faults.append(f"workers {workers} is below 1")
+    if api_key_env and not os.environ.get(api_key_env):
+        faults.append(f"the environment variable {api_key_env} is not set")
+    if warmup:
+        measured = {r.prompt_sha256() for r in requests}
+        same = [r.id for r in warmup if r.prompt_sha256() in measured]
+        if same:
+            faults.append(f"warm-up prompts are measured ones too ({', '.join(same[:3])}): those would hit the cache")
+    if faults:
+        raise BadInput("a level that can be sent", "; ".join(faults))
+
+
+def _write_job(
+    path: Path,
+    settings: dict[str, Any],
+    requests: list[tuple[int, Request, int]],
+    warmup: list[Request],
+    api: str,
+    token: str,
+    continuous_usage: bool,
+) -> None:
+    with open(path, "wb") as file:
+        file.write(json.dumps(settings).encode() + b"\n")
+        rows = [(i, False, o, r) for i, r, o in requests] + [(-1 - n, True, 0, r) for n, r in enumerate(warmup)]
+        for index, warm, offset, request in rows:
+            rid = f"{RID_PREFIX}{token}-{'w' if warm else ''}{abs(index)}" if api == "generate" else None
+            meta = json.dumps([index, warm, offset, rid, request.id, request.prompt_sha256()])
+            body = request_body(request, api, settings["model"], rid, continuous_usage)
+            file.write(meta.encode() + b"\t" + body + b"\n")
+
+
+class _Interrupted(Exception):
+    def __init__(self, parts: list[tuple[dict[str, Any], Path]]) -> None:
+        super().__init__()
+        self.parts = parts
+
+
+def _run_workers(
+    jobs: list[Path], progress: Callable[[dict[str, Any]], None] | None
+) -> list[tuple[dict[str, Any], Path]]:
+    """Start the sending processes and wait for them; an interrupt is passed on and their records are still read."""
+    environment = dict(os.environ)
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(x for x in (root, environment.get("PYTHONPATH", "")) if x)
+    workers: list[subprocess.Popen[str]] = []
+    interrupted = False
+    answers: list[dict[str, Any]] = [{} for _ in jobs]
+    try:
+        for job in jobs:
+            workers.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "lib.load.client_worker", str(job), f"{job}.part"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=open(f"{job}.err", "w"),  # noqa: SIM115
+                    text=True,
+                    env=environment,
+                    start_new_session=True,
+                )
+            )
+        while True:
+            try:
+                _listen(workers, answers, progress)
+                break
+            except KeyboardInterrupt:
+                if interrupted:
+                    raise
+                interrupted = True
+                for worker in workers:
+                    with contextlib.suppress(ProcessLookupError):
+                        worker.send_signal(signal.SIGINT)
+        codes = [worker.wait(timeout=60) for worker in workers]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
+            for stream in (worker.stdin, worker.stdout):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+    parts = []
+    for job, code, answer in zip(jobs, codes, answers, strict=True):
+        if code != 0 or "facts" not in answer:
+            if interrupted:
+                continue
+            error = Path(f"{job}.err").read_text(errors="replace").strip().splitlines()
+            raise ServerError(
+                "the sending process writes its records", f"exit {code}: {error[-1] if error else 'no message'}"
+            )
+        parts.append((answer["facts"], Path(f"{job}.part")))
+    if interrupted:
+        if not parts:
+            raise KeyboardInterrupt
+        raise _Interrupted(parts)
+    return parts
+
+
+def _listen(
+    workers: list[subprocess.Popen[str]],
+    answers: list[dict[str, Any]],
+    progress: Callable[[dict[str, Any]], None] | None,
+) -> None:
+    import selectors
+
+    with selectors.DefaultSelector() as selector:
+        for number, worker in enumerate(workers):
+            if worker.stdout and "facts" not in answers[number]:
+                selector.register(worker.stdout, selectors.EVENT_READ, number)
+        while selector.get_map():
+            for key, _ in selector.select():
+                line = key.fileobj.readline()  # type: ignore[union-attr]
+                if not line:
+                    selector.unregister(key.fileobj)
+                    continue
+                with contextlib.suppress(ValueError):
+                    answers[key.data] |= json.loads(line)
+                if progress and "facts" not in answers[key.data]:
+                    known = [a for a in answers if "of" in a]
+                    progress({k: sum(a[k] for a in known) for k in ("done", "of", "in_flight")})
+
+
+def _header(
+    *,
+    base_url: str,
+    api: str,
+    model: str | None,
+    load: dict[str, Any],
+    workload: dict[str, Any],
+    facts: list[dict[str, Any]],
+    calibration: dict[str, Any] | None,
+    wall_start: float,
+    interrupted: bool,
+    extra: dict[str, Any] | None,
+) -> dict[str, Any]:
+    stopped = next((f["stopped"] for f in facts if f["stopped"]), None)
+    return {
+        "kind": "level",
+        "schema": LEVEL_SCHEMA,
+        "base_url": base_url,
+        "api": api,
+        "model": model,
+        "load": load,
+        "workload": workload,
+        "window": {
+            "start_ns": min((f["start_ns"] for f in facts), default=0),
+            "end_ns": max((f["end_ns"] for f in facts), default=0),
+            "clock": "CLOCK_MONOTONIC",
+            "started_unix_s": wall_start,
+        },
+        "planned": load["planned"],
+        "sent": sum(f["sent"] for f in facts),
+        "stopped": "interrupted" if interrupted else stopped,
+        "client": {
+            "workers": facts,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "kernel": platform.release(),
+            "cpu_count": os.cpu_count(),
+            "load_average": os.getloadavg()[0],
+            "workbook": __version__,
+        },
+        "calibration": calibration,
+        **(extra or {}),
+    }
+
+
+def _plain_workload(requests: Sequence[Request]) -> dict[str, Any]:
+    digest = sha256()
+    for request in requests:
+        digest.update(f"{request.prompt_sha256()} {request.max_tokens} {request.temperature}\n".encode())
+    return {"name": "given", "sha256": digest.hexdigest(), "requests": len(requests)}
+
+
+def _write_level(out: Path, header: dict[str, Any], parts: list[Path]) -> None:
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(json.dumps(header, separators=(",", ":")).encode() + b"\n")
+            if len(parts) == 1:
+                with open(parts[0], "rb") as part:
+                    while block := part.read(1 << 20):
+                        file.write(block)
+            else:
+                lines = [line for part in parts for line in part.read_bytes().splitlines(keepends=True)]
+                for line in sorted(lines, key=lambda line: int(json.loads(line)["sent_ns"])):
+                    file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def read_level(path: Path) -> metrics.Level:
+    """A level's raw record as `run_level` wrote it.
+
+    Raises:
+        UnreadableFile: the file is missing, cut off, or something else.
+    """
+    try:
+        with open(path, "rb") as file:
+            lines = list(_json_lines(file))
+    except OSError as error:
+        raise UnreadableFile(f"a level's record at {path}", str(error.strerror)) from None
+    except ValueError as error:
+        raise UnreadableFile(f"a level's record at {path}", f"a line that is not JSON ({error})") from None
+    return metrics.level_from_lines(lines, str(path))
+
+
+def _json_lines(file: Any) -> Iterator[dict[str, Any]]:
+    for line in file:
+        yield json.loads(line)
+
+
+def level_summary(path: Path) -> dict[str, Measured]:
+    """Every number of a level, recomputed from its raw record alone; see docs/metrics.md for what each means."""
+    return metrics.level_summary(read_level(path))

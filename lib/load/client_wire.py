@@ -1,0 +1,529 @@
+"""What came over the wire, made into one record a request, after the window is over.
+
+Only bytes and timestamps go in. An answer may be cut anywhere: inside a UTF-8 character, a JSON value, an HTTP chunk
+or the blank line between two events; an event's time is the time of the read that brought its last byte.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from array import array
+from hashlib import sha256
+from itertools import accumulate
+from typing import IO, Any
+
+#: Every way in which a request can fail, and what it means. A failed request has exactly one of these names.
+FAILURES: dict[str, str] = {
+    "connection_refused": "nobody listens on the port",
+    "connect_timeout": "no TCP connection within the connect timeout",
+    "connect_error": "the connection could not be made for another reason (name, route, TLS)",
+    "reset_before_response": "the connection was reset after the request was sent, before a byte of the answer",
+    "closed_before_response": "the server closed the connection without a byte of the answer",
+    "reset_mid_stream": "the connection was reset inside the answer",
+    "closed_mid_stream": "the server closed the connection inside the answer",
+    "no_first_token": "the answer did not begin within the first-token timeout",
+    "stall": "the answer began, then no byte came within the gap timeout",
+    "http_4xx": "the server refused the request (status and body in `detail`)",
+    "http_5xx": "the server failed on the request (status and body in `detail`)",
+    "http_other": "a status that is neither 200, 4xx nor 5xx",
+    "wrong_model": "the server does not know the model name, or answered in the name of another model",
+    "malformed_http": "the answer's framing is not HTTP/1.1",
+    "malformed_sse": "an event of the stream is not `data: JSON`, or its text is not UTF-8",
+    "error_event": "the stream carried an error object instead of a token",
+    "aborted": "the server ended the request with finish_reason abort",
+    "incomplete": "the answer ended in good order but without a finish_reason or its closing event",
+    "no_usage": "no token count from the server, so nothing about tokens is known",
+    "no_output": "the server counted no output token",
+    "duplicate_answer": "the server sent more than one answer to this request",
+    "wrong_answer_id": "the answer names another request",
+    "interrupted": "the run was stopped while this request was in flight",
+}
+
+#: meta_info fields of /generate that a record keeps (numbers and histograms only; never text or token ids).
+META_FIELDS = (
+    "cached_tokens",
+    "cached_tokens_details",
+    "e2e_latency",
+    "queue_time",
+    "num_retractions",
+    "decode_throughput",
+    "spec_accept_rate",
+    "spec_accept_length",
+    "spec_verify_ct",
+    "spec_num_correct_drafts",
+    "spec_num_proposed_drafts",
+    "spec_accepted_drafts",
+    "spec_proposed_drafts",
+    "spec_accept_histogram",
+    "spec_correct_drafts_histogram",
+    "weight_version",
+    "dp_rank",
+)
+DETAIL_CHARS = 500
+#: How this client's own request ids begin (`rid` of /generate): a server that echoes one says whose answer it is.
+RID_PREFIX = "wb-"
+_UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(not exist|not found|not served|unknown)", re.I | re.S)
+_BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_JSON_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_SLOTS = {"completions": ((b'"text":', "c"),), "chat": ((b'"content":', "c"), (b'"reasoning_content":', "r"))}
+
+
+class Exchange:
+    """One request on the wire: when it was due and sent, every read of its answer, and how it ended."""
+
+    __slots__ = (
+        "index",
+        "payload",
+        "offset_ns",
+        "rid",
+        "request_id",
+        "prompt_sha256",
+        "due_ns",
+        "sent_ns",
+        "end_ns",
+        "connect_ns",
+        "times",
+        "data",
+        "failure",
+        "detail",
+        "ended",
+        "reused",
+        "surplus",
+        "surplus_on_connection",
+    )
+
+    def __init__(
+        self, index: int, payload: bytes, offset_ns: int, rid: str | None, request_id: str, prompt_sha256: str
+    ) -> None:
+        self.index, self.payload, self.offset_ns = index, payload, offset_ns
+        self.rid, self.request_id, self.prompt_sha256 = rid, request_id, prompt_sha256
+        self.due_ns = self.sent_ns = self.end_ns = self.connect_ns = 0
+        self.times: array[int] = array("q")
+        self.data: list[bytes] = []
+        self.failure: str | None = None
+        self.detail = ""
+        self.ended = self.reused = self.surplus_on_connection = False
+        self.surplus = 0
+
+
+def trimmed_read(previous: bytes, data: bytes) -> bytes:
+    """The read with the repeated text taken out, where it is one whole `/generate` event that is not the last.
+
+    SGLang's `/generate` repeats the whole text and all ids in every event: 4,096 tokens would keep 80 MB a request.
+    The rest is made a well-formed HTTP chunk again, which states the original size; anything else comes back as it is.
+    """
+    if previous[-3:] != b"\n\r\n" or data[-4:] != b"\n\n\r\n":
+        return data
+    line = data.find(b"\r\n", 0, 12)
+    at = data.rfind(b'"meta_info":')
+    if line < 1 or at < 0 or data.find(b'"finish_reason":null', at) < 0:
+        return data
+    try:
+        size = int(data[:line], 16)
+    except ValueError:
+        return data
+    if size != len(data) - line - 4 or data.find(b"\n\n", line) != len(data) - 4:
+        return data
+    payload = b'data: {"trimmed":%d,%b' % (size, data[at:-2])
+    return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+
+def answer_id(data: list[bytes]) -> bytes:
+    """The id in an answer's first event, b"" if there is none in its first reads."""
+    head = b"".join(data[:3])[:8192]
+    at = head.find(b'"id":"')
+    return head[at + 6 : head.find(b'"', at + 6)] if at >= 0 else b""
+
+
+class _Events:
+    """The events of one answer: times, kinds (c content, r reasoning, n no token), sizes, cumulative token counts."""
+
+    __slots__ = (
+        "api",
+        "times",
+        "kinds",
+        "sizes",
+        "counts",
+        "texts",
+        "failure",
+        "detail",
+        "usage",
+        "finish",
+        "meta",
+        "model",
+        "id",
+        "done",
+        "templates",
+        "text_done",
+    )
+
+    def __init__(self, api: str) -> None:
+        self.api = api
+        self.times: list[int] = []
+        self.kinds: list[str] = []
+        self.sizes: list[int] = []
+        self.counts: list[int] = []
+        self.texts: list[bytes] = []
+        self.failure: str | None = None
+        self.detail = ""
+        self.usage: dict[str, Any] | None = None
+        self.finish: Any = None
+        self.meta: dict[str, Any] = {}
+        self.model: str | None = None
+        self.id: str | None = None
+        self.done = False
+        self.templates: list[tuple[bytes, int, bytes, int, str]] = []
+        self.text_done = 0
+
+    def fail(self, name: str, detail: str) -> None:
+        if self.failure is None:
+            self.failure, self.detail = name, detail
+
+    def add(self, event: bytes, stamp: int) -> None:
+        """One event without its closing blank line."""
+        for prefix, cut, suffix, tail, kind in self.templates:
+            if event.startswith(prefix) and event.endswith(suffix):
+                text = event[cut : len(event) - tail]
+                if b"\\" in text or b'"' in text or b"\n" in text:
+                    break
+                self.times.append(stamp)
+                self.kinds.append(kind if text else "n")
+                self.sizes.append(len(event))
+                self.texts.append(text)
+                return
+        self._add_slowly(event, stamp)
+
+    def _add_slowly(self, event: bytes, stamp: int) -> None:
+        body = event
+        if not event.startswith(b"data:") or b"\n" in event or b"\r" in event:
+            fields = [x for x in re.split(rb"\r\n|\n|\r", event) if x and not x.startswith((b":", b"event:", b"id:"))]
+            if not fields or all(x.startswith(b"retry:") for x in fields):
+                return
+            if not all(x.startswith(b"data:") for x in fields):
+                self.fail("malformed_sse", _text(event))
+                return
+            body = b"\n".join(x[5:].removeprefix(b" ") for x in fields)
+        else:
+            body = event[5:].strip()
+        if body == b"[DONE]":
+            self.done = True
+            return
+        try:
+            payload = json.loads(body)
+        except (ValueError, UnicodeDecodeError):
+            self.fail("malformed_sse", _text(event))
+            return
+        if not isinstance(payload, dict):
+            self.fail("malformed_sse", _text(event))
+            return
+        if "error" in payload or payload.get("object") == "error":
+            self.fail("error_event", _text(body))
+            return
+        kind = self._generate(payload) if self.api == "generate" else self._openai(payload, event)
+        self.times.append(stamp)
+        self.kinds.append(kind)
+        self.sizes.append(int(payload.get("trimmed", len(event))))
+
+    def _generate(self, payload: dict[str, Any]) -> str:
+        meta = payload.get("meta_info")
+        if not isinstance(meta, dict):
+            self.fail("malformed_sse", "an event without meta_info")
+            return "n"
+        self.id = meta.get("id", self.id)
+        count = meta.get("completion_tokens")
+        before = self.counts[-1] if self.counts else 0
+        self.counts.append(count if isinstance(count, int) else before)
+        if isinstance(count, int):
+            self.usage = {"prompt_tokens": meta.get("prompt_tokens"), "completion_tokens": count}
+        if meta.get("finish_reason"):
+            self.finish, self.meta = meta["finish_reason"], meta
+            self.texts = [json.dumps(payload.get("text", ""), ensure_ascii=False).encode("utf-8", "replace")[1:-1]]
+        return "c" if self.counts[-1] > before else "n"
+
+    def _openai(self, payload: dict[str, Any], event: bytes) -> str:
+        self.id = payload.get("id", self.id)
+        self.model = payload.get("model", self.model)
+        usage = payload.get("usage")
+        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+            self.usage = usage
+            if payload.get("choices"):
+                before = self.counts[-1] if self.counts else 0
+                self.counts.extend([before] * (len(self.kinds) - len(self.counts)))
+                self.counts.append(usage["completion_tokens"])
+        kind = "n"
+        for choice in payload.get("choices") or ():
+            if choice.get("finish_reason"):
+                self.finish = choice["finish_reason"]
+            delta = choice if self.api == "completions" else choice.get("delta") or {}
+            for key, letter in _SLOTS[self.api]:
+                value = delta.get(key[1:-2].decode())
+                if isinstance(value, str) and value:
+                    kind = letter
+                    self._keep(event, key, letter, value)
+            if isinstance(delta.get("tool_calls"), list) and delta["tool_calls"] and kind == "n":
+                kind = "c"
+        return kind
+
+    def _keep(self, event: bytes, key: bytes, letter: str, value: str) -> None:
+        """Store the text, and learn the bytes around it: the next events usually differ in the text alone."""
+        self.texts.append(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1])
+        at = event.find(key + b'"')
+        found = _JSON_STRING.match(event, at + len(key)) if at >= 0 else None
+        if found is None or b'"finish_reason":null' not in event:
+            return
+        try:
+            same = json.loads(found.group(0)) == value
+        except ValueError:
+            return
+        prefix, suffix = event[: found.start() + 1], event[found.end() - 1 :]
+        if same and all((prefix, suffix) != (t[0], t[2]) for t in self.templates) and b'"usage":{' not in suffix:
+            self.templates.insert(0, (prefix, len(prefix), suffix, len(suffix), letter))
+            del self.templates[4:]
+
+
+def _text(raw: bytes) -> str:
+    return raw[: DETAIL_CHARS * 4].decode("utf-8", "replace")[:DETAIL_CHARS]
+
+
+def _walk_chunks(buffer: bytes, position: int, ends: list[int], times: array[int], events: _Events) -> tuple[bool, int]:
+    """Feed the events of a chunked body; says whether its last chunk came, and how many bytes follow it."""
+    carry = b""
+    read, total = 0, len(buffer)
+    find, add = buffer.find, events.add
+    while position < total:
+        line = find(b"\r\n", position, position + 66)
+        if line < 0:
+            if total - position > 64:
+                events.fail("malformed_http", "a chunk without a size")
+            return False, 0
+        try:
+            size = int(buffer[position:line].split(b";", 1)[0], 16)
+        except ValueError:
+            events.fail("malformed_http", f"a chunk of size {_text(buffer[position:line])!r}")
+            return False, 0
+        start = line + 2
+        if size == 0:
+            if buffer[start : start + 2] != b"\r\n":
+                events.fail("malformed_http", "no blank line after the last chunk")
+                return False, 0
+            _last_event(carry, events, times)
+            return True, total - start - 2
+        stop = start + size
+        if stop + 2 > total:
+            return False, 0
+        if buffer[stop : stop + 2] != b"\r\n":
+            events.fail("malformed_http", "a chunk that is longer than it says")
+            return False, 0
+        while ends[read] < stop:
+            read += 1
+        if not carry and find(b"\n\n", start, stop) == stop - 2 and find(b"\r", start, stop) < 0:
+            add(buffer[start : stop - 2], times[read])
+        else:
+            carry = _split_events(carry + buffer[start:stop], stop, ends, times, read, events)
+        position = stop + 2
+    return False, 0
+
+
+def _split_events(
+    piece: bytes, stop: int, ends: list[int], times: array[int], read: int, events: _Events
+) -> bytes:
+    """Events that end inside a piece whose last byte is at `stop`; what is left over comes back."""
+    begin = 0
+    for blank in _BLANK_LINE.finditer(piece):
+        event = piece[begin : blank.start()]
+        offset = stop - (len(piece) - blank.end())
+        first = read
+        while first > 0 and ends[first - 1] >= offset:
+            first -= 1
+        begin = blank.end()
+        if event.strip():
+            events.add(event, times[first])
+    return piece[begin:]
+
+
+def _last_event(carry: bytes, events: _Events, times: array[int]) -> None:
+    if carry.strip():
+        events.fail("malformed_sse", _text(carry))
+
+
+def _http_failure(status: int, body: str) -> tuple[str, str]:
+    detail = f"HTTP {status}: {body}"[:DETAIL_CHARS]
+    if status in (400, 404, 422) and _UNKNOWN_MODEL.search(body):
+        return "wrong_model", detail
+    name = "http_4xx" if 400 <= status < 500 else "http_5xx" if 500 <= status < 600 else "http_other"
+    return name, detail
+
+
+def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
+    """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure."""
+    buffer, times = b"".join(exchange.data), exchange.times
+    ends = list(accumulate(map(len, exchange.data)))
+    events = _Events(api)
+    head_end = buffer.find(b"\r\n\r\n")
+    status: int | None = None
+    terminated, surplus = False, exchange.surplus
+    head_us = None
+    while head_end >= 0 and buffer[:12].split(b" ")[1:2] == [b"100"]:
+        cut = head_end + 4
+        buffer, ends = buffer[cut:], [x - cut for x in ends]
+        head_end = buffer.find(b"\r\n\r\n")
+    if buffer:
+        first_line = buffer[: max(buffer.find(b"\r\n"), 0)].split(b" ", 2)
+        if first_line[0].startswith(b"HTTP/1.") and len(first_line) > 1 and first_line[1].isdigit():
+            status = int(first_line[1])
+        elif head_end >= 0 or len(buffer) > 16:
+            events.fail("malformed_http", _text(buffer[:80]))
+    if head_end >= 0 and status is not None:
+        read = 0
+        while ends[read] < head_end + 4:
+            read += 1
+        head_us = (times[read] - exchange.sent_ns) // 1000
+        head = buffer[:head_end].lower()
+        body_at = head_end + 4
+        if status != 200:
+            body = buffer[body_at:]
+            if b"transfer-encoding: chunked" in head:
+                body = re.sub(rb"(?:^|\r\n)[0-9a-fA-F]+\r\n", b"", body).removesuffix(b"\r\n")
+            events.fail(*_http_failure(status, _text(body)))
+        elif b"transfer-encoding: chunked" in head:
+            terminated, after = _walk_chunks(buffer, body_at, ends, times, events)
+            surplus += after
+        elif b"text/event-stream" in head:
+            stop = len(buffer)
+            rest = _split_events(buffer[body_at:], stop, ends, times, len(times) - 1, events)
+            terminated = exchange.ended
+            _last_event(rest if terminated else b"", events, times)
+        else:
+            events.fail("malformed_sse", _text(buffer[body_at:]))
+            terminated = exchange.ended
+    failure, detail = _verdict(exchange, events, status, terminated, surplus, model)
+    text = _decoded(events)
+    if text is None and failure is None:
+        failure, detail = "malformed_sse", "the text is not UTF-8"
+    return _record(exchange, events, status, head_us, failure, detail, text if keep_text else None, text)
+
+
+def _verdict(
+    exchange: Exchange, events: _Events, status: int | None, terminated: bool, surplus: int, model: str | None
+) -> tuple[str | None, str]:
+    if exchange.failure == "interrupted":
+        return exchange.failure, exchange.detail
+    if surplus:
+        return "duplicate_answer", f"{surplus} bytes after the end of the answer"
+    if exchange.rid and events.id and events.id != exchange.rid and events.id.startswith(RID_PREFIX):
+        return "wrong_answer_id", f"asked as {exchange.rid}, answered as {events.id}"
+    if exchange.surplus_on_connection and not (exchange.rid and events.id == exchange.rid):
+        return "duplicate_answer", "its connection carried more answers than requests"
+    if exchange.failure and not (events.failure and events.failure.startswith(("http_", "error_", "malformed_"))):
+        return exchange.failure, exchange.detail
+    if events.failure:
+        return events.failure, events.detail
+    if not terminated:
+        return "malformed_http", "the answer's end could not be found where it seemed to be"
+    if model and events.model and events.model != model:
+        return "wrong_model", f"asked for {model!r}, answered as {events.model!r}"
+    kind = events.finish.get("type") if isinstance(events.finish, dict) else events.finish
+    if kind == "abort":
+        return "aborted", json.dumps(events.finish)[:DETAIL_CHARS]
+    if not kind or not events.done:
+        return "incomplete", "no finish_reason" if not kind else "no closing [DONE]"
+    if events.usage is None:
+        return "no_usage", "no usage in the stream"
+    if not events.usage.get("completion_tokens"):
+        return "no_output", f"usage {json.dumps(events.usage)}"[:DETAIL_CHARS]
+    if "c" not in events.kinds and "r" not in events.kinds:
+        # Tokens were counted but none of them can be seen (special tokens only): there is no first token to time.
+        return "no_output", "tokens were counted, but no event carried one"
+    return None, ""
+
+
+def _decoded(events: _Events) -> str | None:
+    raw = b"".join(events.texts)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if "\\" not in text and '"' not in text:
+        return text
+    try:
+        return str(json.loads(f'"{text}"', strict=False))
+    except ValueError:
+        return None
+
+
+def _record(
+    exchange: Exchange,
+    events: _Events,
+    status: int | None,
+    head_us: int | None,
+    failure: str | None,
+    detail: str,
+    kept: str | None,
+    text: str | None,
+) -> dict[str, Any]:
+    sent = exchange.sent_ns
+    stamps = events.times
+    tokens: list[int] | int | None = None
+    if events.counts:
+        counts = events.counts + [events.counts[-1]] * (len(stamps) - len(events.counts))
+        tokens = [b - a for a, b in zip([0, *counts[:-1]], counts, strict=True)]
+    bundled, last = 0, -1
+    for stamp, kind in zip(stamps, events.kinds, strict=True):
+        if kind != "n":
+            bundled += stamp == last
+            last = stamp
+    finish = events.finish.get("type") if isinstance(events.finish, dict) else events.finish
+    usage = events.usage
+    record: dict[str, Any] = {
+        "kind": "request",
+        "i": exchange.index,
+        "id": exchange.request_id,
+        "prompt_sha256": exchange.prompt_sha256,
+        "due_ns": exchange.due_ns,
+        "sent_ns": sent,
+        "end_ns": exchange.end_ns,
+        "connect_us": exchange.connect_ns // 1000 or None,
+        "reused": exchange.reused,
+        "status": status,
+        "failure": failure,
+        "detail": detail or None,
+        "head_us": head_us,
+        "t_us": [(t - sent) // 1000 for t in stamps],
+        "kinds": "".join(events.kinds),
+        "tokens": tokens,
+        "sizes": events.sizes,
+        "reads": len(exchange.data),
+        "bundled": bundled,
+        "usage": usage,
+        "finish_reason": finish,
+        "meta": {k: events.meta[k] for k in META_FIELDS if k in events.meta} or None,
+        "model": events.model,
+        "server_id": events.id,
+        "output_sha256": sha256(text.encode("utf-8", "replace")).hexdigest() if text is not None else None,
+    }
+    if kept is not None:
+        record["text"] = kept
+    return record
+
+
+def write_record(file: IO[str], exchange: Exchange, job: dict[str, Any]) -> None:
+    """Write one exchange as a JSON line, without the API key wherever a server may have echoed it."""
+    record = read_exchange(exchange, job["api"], job["model"], job["keep_text"])
+    if record["detail"]:
+        record["detail"] = _redacted(record["detail"], job["secret"])
+    line = json.dumps(record, separators=(",", ":"))
+    if job["secret"] and job["secret"] in line:
+        line = line.replace(job["secret"], "[redacted]")
+    file.write(line + "\n")
+
+
+def _redacted(detail: str, secret: str) -> str:
+    if secret:
+        detail = detail.replace(secret, "[redacted]")
+    try:
+        redact = importlib.import_module("lib.server.redact").redact_text
+    except (ImportError, AttributeError):
+        return detail
+    return str(redact(detail))

@@ -1,0 +1,598 @@
+"""The process that sends and times; `lib.load.client` starts it and reads what it writes.
+
+While requests are in flight it takes timestamps (CLOCK_MONOTONIC, nanoseconds) and bytes, nothing else: answers are
+parsed after the window by `lib.load.client_wire`. It is a process of its own, and imports little, for three reasons:
+a thread in a Jupyter kernel would share the kernel's GIL and its running loop, its garbage collector and its memory;
+its CPU share and memory can be told apart from the notebook's; and it starts in a tenth of a second.
+
+    python -m lib.load.client_worker JOB PART        (stdin stays open as long as the parent lives)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import gc
+import json
+import os
+import resource
+import signal
+import socket
+import ssl
+import struct
+import sys
+import termios
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from lib.load.client_wire import Exchange, answer_id, trimmed_read, write_record
+
+now_ns = time.monotonic_ns
+LAG_TICK_S = 0.010
+SWEEP_S = 0.1
+#: A kept-alive connection that was idle for longer is not used again: uvicorn closes idle ones after 5 s.
+REUSE_WITHIN_NS = 2_000_000_000
+UNKNOWN, CHUNKED, LENGTH, UNTIL_CLOSE = range(4)
+_LAST_CHUNK = b"\r\n0\r\n\r\n"
+
+
+class Connection(asyncio.Protocol):
+    """One HTTP/1.1 connection, one request at a time."""
+
+    __slots__ = (
+        "run",
+        "sock",
+        "transport",
+        "current",
+        "mode",
+        "left",
+        "keep",
+        "idle_since",
+        "served",
+        "trim",
+        "lost",
+        "last_id",
+    )
+
+    def __init__(self, run: Run, sock: socket.socket | None) -> None:
+        self.run, self.sock, self.trim = run, sock, run.trim
+        self.transport: Any = None
+        self.current: Exchange | None = None
+        self.mode, self.left, self.keep, self.idle_since = UNKNOWN, 0, True, now_ns()
+        self.served: list[Exchange] = []
+        self.last_id = b""
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def send(self, exchange: Exchange) -> None:
+        """Write the request at once, past the loop's write queue; what the socket does not take, the loop sends."""
+        self.current, self.mode, self.keep = exchange, UNKNOWN, True
+        exchange.reused = bool(self.served)
+        self.served.append(exchange)
+        payload = exchange.payload
+        exchange.sent_ns = now_ns()
+        taken = 0
+        if self.sock is not None:
+            try:
+                taken = self.sock.send(payload)
+            except BlockingIOError:
+                taken = 0
+            except OSError as error:
+                self.fail("reset_before_response", f"{type(error).__name__} while sending")
+                return
+        if taken < len(payload):
+            self.transport.write(payload[taken:] if taken else payload)
+        exchange.payload = b""
+
+    def data_received(self, data: bytes) -> None:
+        stamp = now_ns()
+        exchange = self.current
+        if exchange is None:
+            self.surplus(data)
+            return
+        exchange.times.append(stamp)
+        if self.trim and len(data) > 1536 and self.mode == CHUNKED:
+            data = trimmed_read(exchange.data[-1], data)
+        exchange.data.append(data)
+        if self.mode == CHUNKED:
+            if data[-2:] == b"\r\n" and (len(data) < 7 or data[-7:] == _LAST_CHUNK):
+                self.check_end()
+        elif self.mode == LENGTH:
+            self.left -= len(data)
+            if self.left <= 0:
+                self.finish()
+        elif self.mode == UNKNOWN:
+            self.read_head(exchange)
+
+    def read_head(self, exchange: Exchange) -> None:
+        head = b"".join(exchange.data)
+        end = head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(head) > 65536:
+                self.fail("malformed_http", "more than 64 KiB without the end of the response head")
+            return
+        text = head[:end].lower()
+        if text.startswith(b"http/1.1 100"):
+            return
+        self.keep = b"\r\nconnection: close" not in text and not text.startswith(b"http/1.0")
+        if b"\r\ntransfer-encoding: chunked" in text:
+            self.mode = CHUNKED
+            self.check_end()
+        elif (at := text.find(b"\r\ncontent-length:")) >= 0:
+            length = text[at + 17 :].split(b"\r\n", 1)[0].strip()
+            if not length.isdigit():
+                self.fail("malformed_http", "content-length is not a number")
+                return
+            self.mode, self.left = LENGTH, int(length) - (len(head) - end - 4)
+            if self.left <= 0:
+                self.finish()
+        else:
+            self.mode, self.keep = UNTIL_CLOSE, False
+
+    def check_end(self) -> None:
+        """Called only when the last bytes look like the last chunk of a chunked answer."""
+        exchange = self.current
+        if exchange is not None and b"".join(exchange.data[-8:])[-7:] == _LAST_CHUNK:
+            self.finish()
+
+    def finish(self) -> None:
+        exchange = self.current
+        if exchange is None:
+            return
+        if len(self.served) > 1:
+            # The same answer again: it belongs to the request before, and this one still waits for its own.
+            answer = answer_id(exchange.data)
+            if answer and answer == self.last_id:
+                self.served[-2].surplus += sum(map(len, exchange.data))
+                exchange.data, exchange.times, self.mode = [], array("q"), UNKNOWN
+                return
+            self.last_id = answer
+        else:
+            self.last_id = answer_id(exchange.data)
+        self.current = None
+        self.idle_since = exchange.end_ns = exchange.times[-1]
+        exchange.ended = True
+        if not self.keep or self.lost:
+            self.close()
+        self.run.done(self, exchange)
+
+    def surplus(self, data: bytes) -> None:
+        """Bytes that nobody asked for: the server answered a request of this connection twice."""
+        self.keep = False
+        for exchange in self.served:
+            exchange.surplus_on_connection = True
+        if self.served:
+            self.served[-1].surplus += len(data)
+        self.run.drop(self)
+        self.close()
+
+    def fail(self, failure: str, detail: str = "") -> None:
+        exchange, self.current = self.current, None
+        self.keep = False
+        self.close()
+        if exchange is not None and exchange.failure is None:
+            exchange.failure, exchange.detail, exchange.end_ns = failure, detail, now_ns()
+            self.run.done(self, exchange)
+
+    def close(self) -> None:
+        self.lost = True
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+        self.run.drop(self)
+        if self.current is None:
+            return
+        if self.mode == UNTIL_CLOSE and error is None:
+            self.finish()
+        elif not self.current.data:
+            self.fail("reset_before_response" if error else "closed_before_response", _short(error))
+        else:
+            self.fail("reset_mid_stream" if error else "closed_mid_stream", _short(error))
+
+
+def _say(message: dict[str, Any]) -> None:
+    """One line to the parent; a parent that has gone is noticed elsewhere."""
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+
+
+def _short(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    code = getattr(error, "errno", None)
+    return errno.errorcode.get(code, str(code)) if code else type(error).__name__
+
+
+class Run:
+    """One window: the exchanges of a job, dispatched closed-loop (by slots) or open-loop (by due times)."""
+
+    def __init__(self, job: dict[str, Any], exchanges: list[Exchange]) -> None:
+        self.job, self.exchanges = job, exchanges
+        self.loop = asyncio.get_running_loop()
+        self.address: Any = None
+        self.tls = ssl.create_default_context() if job["tls"] else None
+        self.trim = job["api"] == "generate"
+        self.concurrency: int | None = job["concurrency"]
+        self.waiting = deque(exchanges)
+        self.idle: deque[Connection] = deque()
+        self.connections: set[Connection] = set()
+        self.active: dict[int, tuple[Exchange, Connection | None]] = {}
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.finished = 0
+        self.refused_in_row = 0
+        self.stopped: str | None = None
+        self.over = asyncio.Event()
+        self.lags = array("q")
+        self.unread = array("q")
+        self.start_ns = self.end_ns = 0
+        self.in_flight_max = 0
+        self._tick_due = 0
+        self._probe = 0
+        self._fionread = bytearray(4)
+
+    async def connect(self) -> Connection:
+        family, address = self.address
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await asyncio.wait_for(self.loop.sock_connect(sock, address), self.job["connect_timeout_s"])
+            connection = Connection(self, None if self.tls else sock)
+            host = self.job["host"] if self.tls else None
+            await self.loop.create_connection(lambda: connection, sock=sock, ssl=self.tls, server_hostname=host)
+        except BaseException:
+            sock.close()
+            raise
+        self.connections.add(connection)
+        return connection
+
+    async def preconnect(self, count: int) -> None:
+        """Open the connections before the window, 64 at a time; one that fails is tried again by its request."""
+
+        async def one() -> None:
+            with contextlib.suppress(OSError, TimeoutError):
+                self.idle.append(await self.connect())
+
+        for first in range(0, count, 64):
+            await asyncio.gather(*(one() for _ in range(min(64, count - first))))
+
+    async def go(self) -> None:
+        self.address = await _resolve(self.loop, self.job["host"], self.job["port"])
+        slots = min(self.concurrency or self.job["preconnect"], len(self.exchanges))
+        await self.preconnect(slots)
+        wait = self.job["start_at_ns"] - now_ns() if self.job["start_at_ns"] else 0
+        if wait > 0:
+            await asyncio.sleep(wait / 1e9)
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        self.start_ns = self._tick_due = now_ns()
+        if self.job["max_seconds"]:
+            self.loop.call_later(self.job["max_seconds"], self.stop_sending, "deadline")
+        self._tick()
+        self._sweep()
+        try:
+            if self.concurrency:
+                for _ in range(slots):
+                    self.next_of_slot(self.start_ns)
+            else:
+                self._arrive()
+            if self.exchanges:
+                await self.over.wait()
+        finally:
+            self.end_ns = now_ns()
+            gc.enable()
+        await asyncio.sleep(self.job["surplus_wait_s"])
+        for connection in list(self.connections):
+            connection.close()
+        for task in self.tasks:
+            task.cancel()
+
+    # -- dispatch
+    def next_of_slot(self, due_ns: int) -> None:
+        if not self.waiting or self.stopped:
+            self._maybe_over()
+            return
+        exchange = self.waiting.popleft()
+        exchange.due_ns = due_ns
+        self.dispatch(exchange)
+
+    def _arrive(self) -> None:
+        """Open loop: send everything that is due, then sleep until the next due time; nothing waits for answers."""
+        if self.stopped:
+            self._maybe_over()
+            return
+        now = now_ns()
+        while self.waiting and self.start_ns + self.waiting[0].offset_ns <= now:
+            exchange = self.waiting.popleft()
+            exchange.due_ns = self.start_ns + exchange.offset_ns
+            self.dispatch(exchange)
+        if self.waiting:
+            delay = (self.start_ns + self.waiting[0].offset_ns - now_ns()) / 1e9
+            self.loop.call_later(max(0.0, delay), self._arrive)
+        else:
+            self._maybe_over()
+
+    def dispatch(self, exchange: Exchange) -> None:
+        self.active[exchange.index] = (exchange, None)
+        if len(self.active) > self.in_flight_max:
+            self.in_flight_max = len(self.active)
+        while self.idle:
+            connection = self.idle.popleft() if self.concurrency else self.idle.pop()
+            fresh = not connection.served or now_ns() - connection.idle_since < REUSE_WITHIN_NS
+            if fresh and not connection.lost:
+                self.active[exchange.index] = (exchange, connection)
+                connection.send(exchange)
+                return
+            connection.close()
+        task = self.loop.create_task(self._connect_and_send(exchange))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _connect_and_send(self, exchange: Exchange) -> None:
+        begun = now_ns()
+        failure = detail = None
+        connection = None
+        try:
+            connection = await self.connect()
+        except ConnectionRefusedError:
+            failure, detail = "connection_refused", "ECONNREFUSED"
+        except TimeoutError:
+            failure, detail = "connect_timeout", f"no connection in {self.job['connect_timeout_s']:g} s"
+        except (OSError, ssl.SSLError) as error:
+            failure, detail = "connect_error", _short(error)
+        exchange.connect_ns = now_ns() - begun
+        if exchange.failure is not None:
+            if connection is not None:
+                connection.close()
+            return
+        if connection is None:
+            exchange.failure, exchange.detail, exchange.end_ns = failure, detail or "", now_ns()
+            exchange.sent_ns = exchange.end_ns
+            self.done(None, exchange)
+            return
+        self.active[exchange.index] = (exchange, connection)
+        connection.send(exchange)
+
+    def done(self, connection: Connection | None, exchange: Exchange) -> None:
+        self.active.pop(exchange.index, None)
+        self.finished += 1
+        self.refused_in_row = self.refused_in_row + 1 if exchange.failure == "connection_refused" else 0
+        if self.refused_in_row >= max(16, 2 * (self.concurrency or 8)) and not self.stopped:
+            self.stop_sending("server_gone")
+        if connection is not None and connection.keep and not connection.lost:
+            self.idle.append(connection)
+        if self.concurrency:
+            # A failed request frees its slot through the loop, so that a dead server cannot recurse or starve the rest.
+            if exchange.failure is None:
+                self.next_of_slot(exchange.end_ns)
+            else:
+                self.loop.call_soon(self.next_of_slot, exchange.end_ns)
+        else:
+            self._maybe_over()
+
+    def drop(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        with contextlib.suppress(ValueError):
+            self.idle.remove(connection)
+
+    def _maybe_over(self) -> None:
+        if not self.active and (self.stopped or not self.waiting):
+            self.over.set()
+
+    # -- clocks
+    def _tick(self) -> None:
+        now = now_ns()
+        self.lags.append(now - self._tick_due)
+        self._tick_due = now + int(LAG_TICK_S * 1e9)
+        self._probe += 1
+        if self._probe % 10 == 0 and self.active:
+            self._sample_unread()
+        self.loop.call_later(LAG_TICK_S, self._tick)
+
+    def _sample_unread(self) -> None:
+        """Bytes that wait in the kernel for this client, summed over up to 8 sockets in flight."""
+        waiting = 0
+        for _, connection in list(self.active.values())[:8]:
+            if connection is not None and connection.sock is not None and not connection.lost:
+                with contextlib.suppress(OSError, ValueError):
+                    fcntl.ioctl(connection.sock.fileno(), termios.FIONREAD, self._fionread)
+                    waiting += struct.unpack("i", self._fionread)[0]
+        self.unread.append(waiting)
+
+    def _sweep(self) -> None:
+        now = now_ns()
+        gap, first = int(self.job["gap_timeout_s"] * 1e9), int(self.job["first_timeout_s"] * 1e9)
+        for exchange, connection in list(self.active.values()):
+            if connection is None or connection.current is not exchange:
+                continue
+            if len(exchange.times) < 2:
+                if now - exchange.sent_ns > first:
+                    connection.fail("no_first_token", f"nothing but {len(exchange.times)} reads in {first / 1e9:g} s")
+            elif now - exchange.times[-1] > gap:
+                connection.fail("stall", f"no byte for {gap / 1e9:g} s")
+        self.loop.call_later(SWEEP_S, self._sweep)
+
+    # -- ends
+    def stop_sending(self, reason: str) -> None:
+        if self.stopped is None:
+            self.stopped = reason
+        if reason == "deadline":
+            self.loop.call_later(self.job["drain_s"], self.abort, "deadline")
+        self._maybe_over()
+
+    def abort(self, reason: str) -> None:
+        """Stop now; what is in flight is recorded as interrupted, what has finished is kept."""
+        self.stopped = self.stopped or reason
+        for exchange, connection in list(self.active.values()):
+            if connection is not None and connection.current is exchange:
+                connection.fail("interrupted", reason)
+            elif exchange.failure is None:
+                exchange.failure, exchange.detail, exchange.end_ns = "interrupted", reason, now_ns()
+                exchange.sent_ns = exchange.sent_ns or exchange.end_ns
+                self.done(None, exchange)
+        self._maybe_over()
+
+
+async def _resolve(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Any:
+    infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for info in infos:
+        if info[0] == socket.AF_INET:
+            return info[0], info[4]
+    return infos[0][0], infos[0][4]
+
+
+def _percentiles(values: array[int]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    pick = lambda q: ordered[min(len(ordered) - 1, int(q * len(ordered)))]  # noqa: E731
+    return {
+        "n": len(ordered),
+        "mean": sum(ordered) / len(ordered),
+        "p50": pick(0.5),
+        "p99": pick(0.99),
+        "max": ordered[-1],
+    }
+
+
+def _load(path: str) -> tuple[dict[str, Any], list[Exchange], list[Exchange]]:
+    """The job file: one JSON line of settings, then one line a request (meta, TAB, body)."""
+    with open(path, "rb") as file:
+        job = json.loads(file.readline())
+        key = os.environ.get(job["api_key_env"] or "", "")
+        host = job["host"] if ":" not in job["host"] else f"[{job['host']}]"
+        head = f"POST {job['path']} HTTP/1.1\r\nHost: {host}:{job['port']}\r\nContent-Type: application/json\r\n"
+        head += "Accept: text/event-stream\r\n" + (f"Authorization: Bearer {key}\r\n" if key else "")
+        prefix = head.encode() + b"Content-Length: "
+        warmup: list[Exchange] = []
+        measured: list[Exchange] = []
+        for line in file:
+            meta, body = line.rstrip(b"\n").split(b"\t", 1)
+            index, warm, offset_ns, rid, request_id, prompt_sha256 = json.loads(meta)
+            payload = prefix + str(len(body)).encode() + b"\r\n\r\n" + body
+            exchange = Exchange(index, payload, offset_ns, rid, request_id, prompt_sha256)
+            (warmup if warm else measured).append(exchange)
+    job["secret"] = key
+    return job, warmup, measured
+
+
+async def _main(job: dict[str, Any], warmup: list[Exchange], measured: list[Exchange], part: str) -> dict[str, Any]:
+    begun = time.process_time()
+    loop = asyncio.get_running_loop()
+    runs: list[Run] = []
+    halted: list[str] = []
+
+    def halt(reason: str) -> None:
+        halted.append(reason)
+        for run in runs:
+            run.abort(reason)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, halt, "interrupted")
+
+    def parent_gone() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            halt("parent_gone")
+
+    with contextlib.suppress(OSError, ValueError, PermissionError):
+        loop.add_reader(0, parent_gone)
+
+    facts: dict[str, Any] = {}
+    if warmup:
+        warm_job = dict(job, concurrency=job["warmup_concurrency"], start_at_ns=0, max_seconds=None, surplus_wait_s=0.0)
+        warm = Run(warm_job, warmup)
+        runs.append(warm)
+        await warm.go()
+        runs.remove(warm)
+        ok = sum(x.failure is None and x.ended for x in warmup)
+        facts["warmup"] = {"sent": sum(x.sent_ns > 0 for x in warmup), "answered": ok}
+        warmup.clear()
+    run = Run(job, measured)
+    if halted:
+        run.stopped = halted[0]
+        run.over.set()
+    runs.append(run)
+
+    def progress() -> None:
+        _say({"done": run.finished, "in_flight": len(run.active), "of": len(measured)})
+        loop.call_later(job["progress_s"], progress)
+
+    loop.call_later(job["progress_s"], progress)
+    cpu = time.process_time()
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    await run.go()
+    cpu_window = time.process_time() - cpu
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    wall = max(run.end_ns - run.start_ns, 1) / 1e9
+    facts |= {
+        "start_ns": run.start_ns,
+        "end_ns": run.end_ns,
+        "stopped": run.stopped,
+        "lag_ns": _percentiles(run.lags),
+        "lag_tick_ns": int(LAG_TICK_S * 1e9),
+        "unread_bytes": _percentiles(run.unread),
+        "cpu_window_s": cpu_window,
+        "cpu_frac": cpu_window / wall,
+        "involuntary_switches": after.ru_nivcsw - usage.ru_nivcsw,
+        "in_flight_max": run.in_flight_max,
+        "loop": type(loop).__module__.split(".")[0],
+        "cores": sorted(os.sched_getaffinity(0)),
+        "first_request_after_start_s": (run.start_ns / 1e9) - job["parent_started_ns"] / 1e9,
+        "cpu_before_window_s": cpu - begun,
+    }
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The window is over: a second signal must not lose what has been measured.
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)
+    sent = 0
+    with open(part, "w", encoding="utf-8") as file:
+        for exchange in measured:
+            if exchange.sent_ns:
+                sent += 1
+                write_record(file, exchange, job)
+            exchange.data, exchange.times = [], array("q")
+
+    facts |= {
+        "sent": sent,
+        "planned": len(measured),
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_total_s": time.process_time(),
+    }
+    return facts
+
+
+def main(argv: list[str]) -> int:
+    """Run one job file, write its records to PART and the facts about this client to stdout's last line."""
+    job, warmup, measured = _load(argv[0])
+    if job["cores"]:
+        os.sched_setaffinity(0, job["cores"])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
+    if job["loop"] != "asyncio":
+        try:
+            import uvloop
+
+            loop_factory = uvloop.new_event_loop
+        except ImportError:
+            loop_factory = asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        facts = runner.run(_main(job, warmup, measured, argv[1]))
+    _say({"facts": facts})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

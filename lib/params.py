@@ -1,0 +1,307 @@
+"""Parameters: `params/<profile>/profile.yaml` says which server, `params/<profile>/NN.yaml` what notebook NN does with it.
+
+Every file is checked whole before anything runs: unknown keys are named with the nearest known one, wrong types with
+what was expected, all faults in one message. Values are frozen afterwards.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from lib.errors import BadParams
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS: dict[str, str] = {
+    "01": "01_build",
+    "02": "02_backend_sweep",
+    "03": "03_benchmark",
+    "04": "04_speculative_nextn",
+    "05": "05_kv_audit",
+    "06": "06_deploy",
+}
+FlagValue = bool | int | float | str | list[str | int | float] | None
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class ServerParams(_Params):
+    """One server: what to launch (or which running one to attach to) and how long to wait for it."""
+
+    attach: str | None = Field(default=None, description="URL of a running server that the workbook did not launch")
+    log: str | None = Field(default=None, description="log file of an attached server, if it can be read here")
+    model: str | None = Field(default=None, description="folder of the checkpoint, or the name of an embedded model")
+    served_model_name: str | None = None
+    python: str = Field(default=".venv-sglang/bin/python", description="interpreter that has SGLang installed")
+    sglang_version: str | None = Field(default=None, description="None: asked from that interpreter")
+    flags: dict[str, FlagValue] = {}
+    environment: dict[str, str] = {}
+    host: str = "127.0.0.1"
+    port: int | None = Field(default=None, ge=1, le=65535, description="None: a free port")
+    ready_timeout_s: float = Field(default=600.0, gt=0)
+    stop_timeout_s: float = Field(default=20.0, gt=0)
+    keep: bool = Field(default=False, description="leave the server running when the workbook is gone")
+    api_key_env: str | None = Field(default=None, description="name of the environment variable with the API key")
+
+
+class KnownAnswer(_Params):
+    """A greedy prompt whose continuation is known; `expect` None where the model is too small to know anything."""
+
+    prompt: str = "The capital of France is"
+    expect: str | None = " Paris"
+    max_new_tokens: int = Field(default=8, ge=1)
+
+
+class Profile(_Params):
+    """profile.yaml: the server that all six notebooks speak of, and published figures to compare with."""
+
+    title: str
+    server: ServerParams
+    known_answer: KnownAnswer = KnownAnswer()
+    reference: dict[str, Any] = Field(default={}, description="published numbers, each with its source")
+
+
+class NotebookParams(_Params):
+    """What every notebook takes; `server` and `known_answer` override the profile's keys one by one."""
+
+    profile: str = "embedded"
+    server: dict[str, Any] = {}
+    known_answer: dict[str, Any] = {}
+
+
+class BuildParams(NotebookParams):
+    """01: nothing of its own beyond the server."""
+
+
+class Candidate(_Params):
+    """One row of the sweep: flags and environment on top of the profile's."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9_.=+-]+$")
+    flags: dict[str, FlagValue] = {}
+    environment: dict[str, str] = {}
+    ready_timeout_s: float | None = Field(default=None, gt=0)
+
+
+class SweepParams(NotebookParams):
+    """02: the candidates, in order; the first that works and has the id `reference` is what others are compared with."""
+
+    reference: str = "torch_native"
+    candidates: list[Candidate] = Field(min_length=1)
+    text_tokens: int = Field(default=512, ge=16, description="tokens of real text scored as a quality gate")
+    limit_nats: float = Field(
+        default=0.05, gt=0, description="largest mean |log-probability difference| that still counts as equal"
+    )
+
+
+class BenchmarkParams(NotebookParams):
+    """03: the levels and what is sent."""
+
+    concurrency: list[int] = Field(min_length=1)
+    num_requests: int | None = Field(default=None, ge=1, description="per level; None: max(4, 2C)")
+    dataset: Literal["code", "chat", "random_ids", "repeating"] = "code"
+    input_len: int = Field(default=256, ge=1)
+    output_len: int = Field(default=64, ge=1)
+    api: Literal["generate", "completions", "chat"] = "completions"
+    vocab_size: int | None = Field(default=None, ge=2, description="for random_ids where config.json can't be read")
+    seed: int = 42
+    smoke_prompt: str = "Write a Python function that merges two sorted lists."
+    smoke_tokens: int = Field(default=128, ge=2)
+    request_timeout_s: float = Field(default=120.0, gt=0, description="longest gap without a byte, per request")
+
+
+class SpeculativeParams(NotebookParams):
+    """04: the treatment, and recorded runs for hosts that can't run it."""
+
+    flags: dict[str, FlagValue] = {"speculative_algorithm": "NEXTN"}
+    environment: dict[str, str] = {}
+    concurrency: list[int] = Field(default=[1], min_length=1)
+    num_requests: int | None = Field(default=None, ge=1)
+    input_len: int = Field(default=128, ge=1)
+    output_len: int = Field(default=128, ge=2)
+    seed: int = 42
+    recorded: str | None = "tests/recorded/h200-sglang-0.5.16"
+
+
+class AuditParams(NotebookParams):
+    """05: which KV cache dtypes are compared, on which text, against which limit."""
+
+    kv_cache_dtypes: list[str] = Field(default=["bf16", "fp8_e4m3"], min_length=2)
+    documents: list[str] = Field(
+        default=["argparse", "typing", "tarfile"],
+        min_length=1,
+        description="modules of the standard library, or text files",
+    )
+    document_tokens: int = Field(default=2000, ge=64)
+    bucket_tokens: int = Field(default=500, ge=16)
+    limit_nats: float = Field(
+        default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
+    )
+    tp_size: int = Field(default=1, ge=1)
+
+
+class DeployParams(NotebookParams):
+    """06: the service. `install: false` renders, checks and runs the configuration without touching systemd."""
+
+    service: str = Field(default="sglang", pattern=r"^[A-Za-z0-9_.@-]+$")
+    user: str = "sglang"
+    working_directory: str = "/var/lib/sglang"
+    description: str = "SGLang server"
+    goal: str = "Serve the model with a KV cache whose precision was chosen, not inherited."
+    kv_cache_dtype: str | None = None
+
+
+MODELS: dict[str, type[NotebookParams]] = {
+    "01": BuildParams,
+    "02": SweepParams,
+    "03": BenchmarkParams,
+    "04": SpeculativeParams,
+    "05": AuditParams,
+    "06": DeployParams,
+}
+
+
+def profile_folder(profile: str) -> Path:
+    """Folder of a profile: a name under params/, or a folder anywhere.
+
+    Raises:
+        BadParams: there is none; names the known ones.
+    """
+    for folder in (ROOT / "params" / profile, Path(profile)):
+        if (folder / "profile.yaml").is_file():
+            return folder
+    known = sorted(p.parent.name for p in (ROOT / "params").glob("*/profile.yaml"))
+    near = difflib.get_close_matches(profile, known, 1)
+    raise BadParams(
+        f"a profile named {profile!r} (a folder with profile.yaml)",
+        f"known: {', '.join(known)}",
+        f"did you mean {near[0]!r}?" if near else "name one of them, or a folder",
+    )
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """One YAML mapping; BadParams with line and column if it is not one."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # a SafeLoader
+    except OSError as error:
+        raise BadParams(f"a readable file {path}", error.strerror) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadParams(f"{path} is YAML", " ".join(str(error).split())) from error
+    if not isinstance(data, dict):
+        raise BadParams(f"{path} is a mapping of parameters", type(data).__name__)
+    return data
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            key = str(self.construct_object(key_node))  # type: ignore[no-untyped-call]
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+            seen.add(key)
+        return dict(super().construct_mapping(node, deep=deep))
+
+
+def validated(model: type[BaseModel], data: Mapping[str, Any], where: str) -> Any:
+    """`data` as a frozen `model`; BadParams lists every fault at once, unknown keys with the nearest known one."""
+    try:
+        return model.model_validate(dict(data))
+    except ValidationError as error:
+        faults = [_fault(model, e) for e in error.errors()]
+        raise BadParams(f"{where} is valid", "; ".join(faults), "correct these keys") from error
+
+
+def _fault(model: type[BaseModel], error: Any) -> str:
+    path = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(model, error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), known, 1, 0.5)
+        hint = f", did you mean {near[0]!r}?" if near else f", known: {', '.join(known)}"
+        return f"unknown key {path!r}{hint}"
+    value = repr(error.get("input"))
+    return f"{path or 'the file'}: {error['msg'][0].lower()}{error['msg'][1:]}, found {value[:80]}"
+
+
+def _fields_at(model: Any, loc: tuple[Any, ...]) -> list[str]:
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        field = getattr(model, "model_fields", {}).get(part)
+        inner = [a for a in (getattr(field.annotation, "__args__", ()) if field else ())] + (
+            [field.annotation] if field else []
+        )
+        model = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), model)
+    return list(getattr(model, "model_fields", {}))
+
+
+def load_profile(
+    profile: str, server: Mapping[str, Any] | None = None, known_answer: Mapping[str, Any] | None = None
+) -> Profile:
+    """The profile, with the notebook's `server` and `known_answer` keys laid over it (flags and environment key by key)."""
+    path = profile_folder(profile) / "profile.yaml"
+    data = read_yaml(path)
+    base = dict(data.get("server") or {})
+    for key, value in (server or {}).items():
+        merge = key in ("flags", "environment") and isinstance(value, Mapping)
+        base[key] = {**(base.get(key) or {}), **value} if merge else value
+    data["server"] = base
+    data["known_answer"] = {**(data.get("known_answer") or {}), **(known_answer or {})}
+    loaded: Profile = validated(Profile, data, f"{path} with the notebook's server keys")
+    if loaded.server.attach is None and loaded.server.model is None:
+        raise BadParams(
+            "server.model (a checkpoint folder) or server.attach (the URL of a running server)",
+            "neither",
+            f"edit {path}",
+        )
+    return loaded
+
+
+def load_notebook(profile: str, number: str) -> dict[str, Any]:
+    """The parameters of one notebook as its file gives them, checked; `profile` is filled in.
+
+    Raises:
+        BadParams: missing file, bad YAML, unknown keys, wrong types.
+    """
+    path = profile_folder(profile) / f"{number}.yaml"
+    data = read_yaml(path)
+    data.setdefault("profile", profile)
+    params = validated(MODELS[number], data, str(path))
+    load_profile(params.profile, params.server, params.known_answer)
+    return data
+
+
+def notebook_params(number: str, namespace: Mapping[str, Any]) -> Any:
+    """The parameters that a running notebook has in its namespace (defaults of its cell, then papermill's), checked.
+
+    Any other plain variable there is an unknown parameter (papermill injects it with a warning only): it is refused.
+    """
+    model = MODELS[number]
+    hidden = {"In", "Out", "PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}
+    plain = {
+        name: value
+        for name, value in namespace.items()
+        if not name.startswith("_")
+        and name not in hidden
+        and not callable(value)
+        and not isinstance(value, types.ModuleType)
+        and isinstance(value, (bool, int, float, str, list, dict, tuple, type(None)))
+    }
+    return validated(model, plain, f"the parameters of notebook {number}")
+
+
+def sha256_of(params: BaseModel | Mapping[str, Any]) -> str:
+    """Hash of a set of parameters, order of keys not counted."""
+    data = params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params)
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,341 @@
+"""Runs the notebooks of a profile in order, keeps what failed, and ends nothing but its own.
+
+Each notebook runs by papermill's API in a forked child (papermill is imported once), in its own session: Ctrl-C reaches
+this process alone, which then ends the child, sees the servers gone and leaves a run that `--resume` continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from tqdm.auto import tqdm
+
+from lib.errors import BadInput, Busy, WorkbookError
+from lib.hosts import local
+from lib.params import NOTEBOOKS, ROOT, load_notebook
+from lib.records import NotebookResult, NotebookState, RunResult, Status
+from lib.results import new_run_id, outputs_root
+
+#: Seconds that a notebook's child gets to end by itself after Ctrl-C before it is killed.
+INTERRUPT_DEADLINE_S = 8.0
+
+
+@contextlib.contextmanager
+def only_run(root: Path, profile: str) -> Iterator[None]:
+    """Holds the lock of an outputs folder; the operating system frees it when the process ends, however it ends.
+
+    Raises:
+        Busy: another run holds it; names pid, profile and since when.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip() or "unknown"
+            raise Busy(
+                "no other run of this workbook", f"one is running: {holder}", "wait for it, or end it with Ctrl-C"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"pid {os.getpid()}, profile {profile}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
+        lock.flush()
+        yield
+
+
+class Chain:
+    """One run: its folder, its notebooks, its index."""
+
+    def __init__(self, profile: str, folder: Path, offline: bool = False) -> None:
+        self.profile, self.folder, self.offline = profile, folder, offline
+        self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
+        if (folder / "result.json").exists():
+            earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+            self.started = earlier.started
+            self.states.update({state.notebook: state for state in earlier.notebooks})
+
+    def run(self, numbers: Sequence[str], params: dict[str, dict[str, Any]]) -> RunResult:
+        """Runs these notebooks in order; a failed one is kept and the next goes on.
+
+        Raises:
+            KeyboardInterrupt: after the notebook's child and every server of it are gone and the index is written.
+        """
+        import papermill  # noqa: F401  (once, before the fork: 1.5 s)
+
+        began = time.monotonic()
+        self._index("running", None)
+        for place, number in enumerate(numbers, 1):
+            local.write_atomic(
+                self.folder / "params" / f"{number}.yaml", yaml.safe_dump(params[number], sort_keys=False)
+            )
+            try:
+                self.states[number] = self._one(number, params[number], f"[{place}/{len(numbers)}] {NOTEBOOKS[number]}")
+            except KeyboardInterrupt:
+                self.states[number] = NotebookState(
+                    notebook=number, state="interrupted", error="interrupted by the user"
+                )
+                self._index("interrupted", time.monotonic() - began)
+                self._site()
+                raise
+            self._index("running", None)
+        failed = [s for s in self.states.values() if s.state == "failed"]
+        result = self._index("failed" if failed else "done", time.monotonic() - began)
+        self._site()
+        return result
+
+    def _one(self, number: str, params: dict[str, Any], title: str) -> NotebookState:
+        began = time.monotonic()
+        output = self.folder / f"{number}.ipynb"
+        result_file = self.folder / f"{number}.result.json"
+        result_file.unlink(missing_ok=True)
+        me = local.process_id(os.getpid())
+        environment = {
+            "WORKBOOK_RUN_DIR": str(self.folder.resolve()),
+            "WORKBOOK_OWNER": f"{me.pid}:{me.start_time}" if me else "",
+            "WORKBOOK_OFFLINE": "1" if self.offline else "0",
+        }
+        reader, writer = multiprocessing.Pipe(duplex=False)
+        source = ROOT / "notebooks" / f"{NOTEBOOKS[number]}.ipynb"
+        child = multiprocessing.get_context("fork").Process(
+            target=_execute,
+            args=(source, output, params, environment, writer),
+            name=NOTEBOOKS[number],
+        )
+        child.start()
+        writer.close()
+        error = self._wait(child, reader, title)
+        if error is None:
+            error = _invalid_result(result_file)
+        return NotebookState(
+            notebook=number,
+            state="failed" if error else "done",
+            error=error,
+            result=result_file.name if result_file.exists() else None,
+            ipynb=output.name if output.exists() else None,
+            html=f"{number}.html" if output.exists() else None,
+            seconds=round(time.monotonic() - began, 2),
+        )
+
+    def _wait(self, child: Any, reader: Any, title: str) -> str | None:
+        progress = self.folder / ".progress"
+        progress.unlink(missing_ok=True)
+        began = time.monotonic()
+        bar = tqdm(total=0, bar_format="{desc}", leave=True)
+        try:
+            while child.is_alive():
+                child.join(0.3)
+                with contextlib.suppress(OSError):
+                    bar.set_description_str(f"{title} {time.monotonic() - began:4.0f} s  {progress.read_text()[:100]}")
+            with contextlib.suppress(EOFError):
+                if reader.poll():
+                    return str(reader.recv())
+            return None if child.exitcode == 0 else f"the notebook's process ended with {child.exitcode}"
+        except KeyboardInterrupt:
+            bar.set_description_str(f"{title}: interrupted, ending the server")
+            self._end(child)
+            raise
+        finally:
+            progress.unlink(missing_ok=True)
+            bar.set_description_str(f"{title} {time.monotonic() - began:4.0f} s")
+            bar.close()
+
+    def _end(self, child: Any) -> None:
+        """Ends a notebook's child and waits until every server below the run's folder is gone."""
+        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave a server behind
+        try:
+            child.terminate()
+            child.join(INTERRUPT_DEADLINE_S)
+            if child.is_alive():
+                child.kill()
+                child.join()
+            wait_servers_gone(self.folder, 20.0)
+        finally:
+            signal.signal(signal.SIGINT, previous)
+
+    def _index(self, state: str, seconds: float | None) -> RunResult:
+        results = [read_result(self.folder / s.result) for s in self.states.values() if s.result]
+        result = RunResult(
+            run_id=self.folder.name,
+            profile=self.profile,
+            started=self.started,
+            ended=None if state == "running" else datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            seconds=round(seconds, 2) if seconds is not None else None,
+            server_seconds=round(sum(r.server_seconds for r in results if r), 2),
+            state=state,
+            notebooks=list(self.states.values()),
+        )
+        local.write_atomic(self.folder / "result.json", result.model_dump_json(indent=1))
+        return result
+
+    def _site(self) -> None:
+        from lib.report.site import build_site
+
+        build_site(self.folder)
+
+
+def _execute(source: Path, output: Path, params: dict[str, Any], environment: dict[str, str], writer: Any) -> None:
+    """In the forked child: executes one notebook; sends one message if it fails."""
+    import papermill
+    from papermill.exceptions import PapermillExecutionError
+
+    os.setsid()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        papermill.execute_notebook(
+            str(source),
+            str(output),
+            parameters=params,
+            progress_bar=False,
+            cwd=str(ROOT),
+            kernel_name="python3",
+            start_timeout=120,
+        )
+    except PapermillExecutionError as error:
+        writer.send(f"cell {error.exec_count}: {error.ename}: {error.evalue}"[:2000])
+    except OSError as error:
+        writer.send(f"{type(error).__name__}: {error}"[:2000])
+    except Exception as error:  # noqa: BLE001  (whatever it is, the chain goes on and the report names it)
+        writer.send(f"{type(error).__name__}: {error}: {traceback.format_exc(limit=-2)}"[:2000])
+    finally:
+        writer.close()
+
+
+def read_result(file: Path) -> NotebookResult | None:
+    """A notebook's result, or None if there is no valid one."""
+    try:
+        return NotebookResult.model_validate_json(file.read_text())
+    except (OSError, ValidationError):
+        return None
+
+
+def _invalid_result(file: Path) -> str | None:
+    if not file.exists():
+        return f"the notebook ran to its end but left no {file.name}"
+    try:
+        NotebookResult.model_validate_json(file.read_text())
+    except ValidationError as error:
+        return f"{file.name} is not valid: {error.error_count()} faults, first: {error.errors()[0]['msg']}"
+    return None
+
+
+def live_servers(folder: Path) -> list[int]:
+    """Pids of servers launched below a run's folder that still run (kept ones left out)."""
+    left = []
+    for file in folder.glob("raw/*/servers/*/status.json"):
+        with contextlib.suppress(ValueError, OSError):
+            status = json.loads(file.read_text())
+            if status.get("pid") and status.get("state") != "ended" and local.group_members(int(status["pid"])):
+                left.append(int(status["pid"]))
+    return left
+
+
+def wait_servers_gone(folder: Path, deadline_s: float) -> list[int]:
+    """Waits until no server of a run is left; returns those that still are after the deadline."""
+    end = time.monotonic() + deadline_s
+    while (left := live_servers(folder)) and time.monotonic() < end:
+        time.sleep(0.2)
+    return left
+
+
+def run(
+    profile: str, only: Sequence[str] | None = None, resume: str | None = None, strict: bool = False
+) -> tuple[int, Path]:
+    """Runs a profile's notebooks.
+
+    Args:
+        profile: a name under params/, or a folder.
+        only: numbers of the notebooks to run, None for all.
+        resume: run id or folder of an earlier run to continue; what is done in it is not repeated.
+        strict: a failed verdict gives exit code 3.
+
+    Returns:
+        The exit code (0 all ran and wrote valid results, 1 one failed, 3 strict and a verdict failed) and the folder.
+    """
+    folder = find_run(resume) if resume else None
+    if folder:
+        profile = RunResult.model_validate_json((folder / "result.json").read_text()).profile
+    numbers = _numbers(only)
+    params = {number: load_notebook(profile, number) for number in numbers}
+    root = outputs_root()
+    with _clear_disk_errors(root), only_run(root, profile):
+        folder = folder or root / Path(profile).name / new_run_id()
+        folder.mkdir(parents=True, exist_ok=True)
+        chain = Chain(profile, folder)
+        if resume:
+            numbers = [n for n in numbers if chain.states[n].state != "done"]
+        result = chain.run(numbers, params)
+        left = live_servers(folder)
+    failed = any(s.state == "failed" for s in result.notebooks)
+    if failed or left:
+        return 1, folder
+    return (3 if strict and _failed_verdicts(folder) else 0), folder
+
+
+def rebuild(run_id: str) -> tuple[int, Path]:
+    """Derives notebooks, results and pages of a run again from its raw files, without any server."""
+    folder = find_run(run_id)
+    earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+    numbers = [n for n in NOTEBOOKS if (folder / "params" / f"{n}.yaml").exists()]
+    params = {n: yaml.safe_load((folder / "params" / f"{n}.yaml").read_text()) for n in numbers}
+    with _clear_disk_errors(folder), only_run(folder, earlier.profile):
+        result = Chain(earlier.profile, folder, offline=True).run(numbers, params)
+    return (1 if any(s.state == "failed" for s in result.notebooks) else 0), folder
+
+
+@contextlib.contextmanager
+def _clear_disk_errors(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise WorkbookError(
+            f"results can be written below {root}",
+            f"{error.strerror or error}",
+            "free space there, or set WORKBOOK_OUTPUTS to another folder",
+        ) from error
+
+
+def _numbers(only: Sequence[str] | None) -> list[str]:
+    wanted = [n.strip().zfill(2) for n in only] if only else list(NOTEBOOKS)
+    unknown = [n for n in wanted if n not in NOTEBOOKS]
+    if unknown:
+        raise BadInput(f"--only takes numbers of notebooks ({', '.join(NOTEBOOKS)})", ", ".join(unknown))
+    return [n for n in NOTEBOOKS if n in wanted]
+
+
+def find_run(run_id: str) -> Path:
+    """The folder of a run, by its folder, its id, or `latest`; BadInput names the latest runs if there is none."""
+    runs = sorted(outputs_root().glob("*/*/result.json"), key=lambda f: f.stat().st_mtime)
+    if run_id == "latest" and runs:
+        return runs[-1].parent
+    direct = Path(run_id)
+    if (direct / "result.json").is_file():
+        return direct.resolve()
+    matching = [f.parent for f in runs if f.parent.name == run_id]
+    if len(matching) == 1:
+        return matching[0]
+    known = ", ".join(f"{f.parent.parent.name}/{f.parent.name}" for f in runs[-3:]) or "none yet"
+    raise BadInput(
+        f"a run with result.json named {run_id!r}",
+        f"{len(matching)} of that name; latest runs: {known}",
+        "give its folder or id",
+    )
+
+
+def _failed_verdicts(folder: Path) -> bool:
+    results = [read_result(folder / f"{n}.result.json") for n in NOTEBOOKS]
+    return any(v.status in (Status.FAIL, Status.INVALID, Status.ERROR) for r in results if r for v in r.verdicts)

@@ -1,0 +1,133 @@
+"""A running server that the workbook did not launch: measured as it is, and watched for being the same one throughout.
+
+Identity: on this machine the process that listens on the port (boot id, pid, start time); elsewhere, or where it may
+not be read, /server_info with its start-dependent fields (`random_seed`, `startup_time`). Results are marked *attached*.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import uuid
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from lib.errors import BadInput, IdentityError
+from lib.hosts import local
+from lib.params import ServerParams
+from lib.server.control import Control
+from lib.server.launch import RELEVANT_ENVIRONMENT, LaunchRecord, changed_arguments, save_record
+from lib.server.redact import redact_object, redact_text
+
+
+class AttachedServer:
+    """A server that is somebody else's: never stopped, never restarted."""
+
+    origin = "attached"
+
+    def __init__(self, record: LaunchRecord, folder: Path, control: Control) -> None:
+        self.record, self.folder, self.control = record, folder, control
+
+    @property
+    def base_url(self) -> str:
+        return self.record.base_url
+
+    @property
+    def launch_id(self) -> str:
+        return self.record.launch_id
+
+    @classmethod
+    def attach(cls, name: str, params: ServerParams, folder: Path) -> AttachedServer:
+        """Finds the server at `params.attach` and records who it is (launch.json with origin `attached`).
+
+        Raises:
+            BadInput: not an http URL, or no such log file. ServerError: nothing answers, or not as SGLang does.
+        """
+        url = params.attach or ""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadInput("server.attach is a URL such as http://127.0.0.1:30000", repr(url))
+        control = Control(url, params.api_key_env)
+        info = control.server_info()
+        here = local.is_local_url(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        owner = local.port_owner(port) if here else None
+        seen = [control.base_url, local.boot_id() if here else None, owner, info.get("version"), info.get("random_seed")]
+        now = datetime.datetime.now(datetime.UTC)
+        record = LaunchRecord(
+            launch_id=f"A{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}",
+            name=name,
+            origin="attached",
+            key=hashlib.sha256(repr(seen).encode()).hexdigest()[:16],
+            argv=[],
+            environment=_environment_of(owner.pid) if owner else {},
+            sglang_version=str(info["version"]),
+            model_path=str(info.get("model_path")),
+            model={"path": info.get("model_path"), "reason": "the model files of an attached server are not read"},
+            host=local.describe() if here else {"hostname": parts.hostname, "reason": "not this machine"},
+            base_url=control.base_url,
+            port=port,
+            started=now.isoformat(timespec="seconds"),
+            started_at=now.timestamp(),
+            state="attached",
+            pid=owner.pid if owner else None,
+            pid_start_time=owner.start_time if owner else None,
+            served_model_name=control.served_model_name(),
+        )
+        place = folder / record.launch_id
+        save_record(place, record)
+        local.write_atomic(place / "server_info.json", json.dumps(info, indent=1))
+        if params.log:
+            local.write_atomic(place / "server.log", _redacted_log(params.log, control.secrets))
+        return cls(record, place, control)
+
+    def check_identity(self) -> list[str]:
+        """Checks that the URL is still answered by the server found at the start; returns what was checked.
+
+        Raises:
+            IdentityError: another process, or other resolved arguments.
+        """
+        faults, checks = [], []
+        if self.record.pid is not None:
+            owner = local.port_owner(self.record.port)
+            if (
+                owner is None
+                or owner.pid != self.record.pid
+                or abs(owner.start_time - (self.record.pid_start_time or 0)) > 0.02
+            ):
+                faults.append(
+                    f"the port belonged to pid {self.record.pid} and now to {owner.pid if owner else 'nobody readable'}"
+                )
+            else:
+                checks.append(f"pid {owner.pid} and its start time still own the port")
+        then = json.loads((self.folder / "server_info.json").read_text())
+        changed = changed_arguments(then, self.control.server_info())
+        if changed:
+            faults.append(f"/server_info changed: {', '.join(changed[:5])}")
+        else:
+            checks.append("resolved arguments equal those found at the start, random_seed included")
+        if faults:
+            raise IdentityError(
+                f"the server attached as {self.launch_id} answers on {self.base_url}", "; ".join(faults)
+            )
+        return checks
+
+
+def _redacted_log(file: str, secrets: list[str]) -> str:
+    try:
+        text = Path(file).expanduser().read_text(errors="replace")
+    except OSError as error:
+        raise BadInput(f"server.log names the attached server's log: {file!r}", error.strerror) from error
+    return redact_text(text, secrets)
+
+
+def _environment_of(pid: int) -> dict[str, str]:
+    """Relevant environment of a process, redacted; empty where it may not be read."""
+    try:
+        items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return {}
+    pairs = (item.decode("utf-8", "replace").partition("=") for item in items if item)
+    found = {name: value for name, _, value in pairs if RELEVANT_ENVIRONMENT.match(name)}
+    return dict(redact_object(found))

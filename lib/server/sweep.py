@@ -1,0 +1,234 @@
+"""Notebook 02: candidates launched one after the other, each outcome from evidence.
+
+    asked --launch--> died      -> class and line from the log (crashes, unsupported_here, out_of_memory)
+                  --> not ready -> hangs
+                  --> ready     -> ran what was asked?  no: silently_ignored
+                               -> answers as the reference does?  garbage / numerically_off / works
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lib.audit.compare import ScoreComparison, compare_scores
+from lib.audit.probes import read_scores, score_documents, tokenize_documents
+from lib.errors import BadInput
+from lib.params import Candidate, SweepParams
+from lib.records import Evidence, Measured, Record, Status, Trial, Verdict
+from lib.results import Measurement, NotebookRun, ServerHandle
+from lib.server.answers import Answer, ask, read_answer
+from lib.server.launch import LaunchRecord, read_failure
+
+#: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
+GATE_TEXT = "argparse"
+
+
+class Tried(Record):
+    """One candidate: its launch, what it answered and scored, and the trial made of it."""
+
+    candidate: Candidate
+    launch: LaunchRecord
+    answer: Answer | None
+    comparison: ScoreComparison | None
+    trial: Trial
+
+
+def run_sweep(run: NotebookRun) -> list[Tried]:
+    """Launches, questions and stops every candidate, the reference first."""
+    params: SweepParams = run.params  # type: ignore[assignment]
+    if run.attached:
+        run.skip("the sweep", "it needs launches of its own, and the attached server is not restarted")
+        return []
+    by_id = {c.id: c for c in params.candidates}
+    if params.reference not in by_id or len(by_id) != len(params.candidates):
+        raise BadInput(f"candidates with unique ids, one of them the reference {params.reference!r}", f"{[c.id for c in params.candidates]}")
+    order = [by_id[params.reference], *(c for c in params.candidates if c.id != params.reference)]
+    reference_scores: Measurement | None = None
+    tried = []
+    for candidate in order:
+        one, scores = _try(run, params, candidate, reference_scores)
+        if candidate.id == params.reference:
+            reference_scores = scores
+        tried.append(one)
+    return sorted(tried, key=lambda t: [c.id for c in params.candidates].index(t.candidate.id))
+
+
+def _try(run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None) -> tuple[Tried, Measurement | None]:
+    handle = run.server(candidate.id, candidate.flags, candidate.environment, ready_timeout_s=candidate.ready_timeout_s)
+    launch = run.try_launch(handle)
+    answer = scores = None
+    if launch.ready_s is not None:
+        known = run.profile.known_answer
+        asked = run.measure(f"{candidate.id}/answer", handle, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens)
+        answer = read_answer(asked.json("answer.json"), known.expect) if asked.ok else None
+        scores = _score(run, params, handle, candidate)
+        handle.stop()
+        launch = next(r for r in run.launch_records() if r.launch_id == launch.launch_id)
+    compared = None
+    if scores is not None and scores.ok and reference is not None and reference.ok:
+        compared = compare_scores(read_scores(reference.folder), read_scores(scores.folder), params.text_tokens)
+    is_reference = candidate.id == params.reference
+    trial = judge(run, params, candidate, launch, answer, scores, compared, is_reference)
+    return Tried(candidate=candidate, launch=launch, answer=answer, comparison=compared, trial=trial), scores
+
+
+def _score(run: NotebookRun, params: SweepParams, handle: ServerHandle, candidate: Candidate) -> Measurement:
+    documents = run.measure("documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens)
+    return run.measure(f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json"))
+
+
+def judge(
+    run: NotebookRun,
+    params: SweepParams,
+    candidate: Candidate,
+    launch: LaunchRecord,
+    answer: Answer | None,
+    scores: Measurement | None,
+    compared: ScoreComparison | None,
+    is_reference: bool,
+) -> Trial:
+    """The trial of one candidate: its outcome, the reason, and the line of the log that shows it."""
+    log_file = run.log_file(launch)
+    values: dict[str, Measured] = {
+        "ready_s": Measured(value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)),
+        "mean_absolute": Measured(
+            value=compared.mean_absolute if compared else None, unit="nat/token", n=compared.tokens if compared else None,
+            reason="against the reference" if compared else "no scores to compare",
+        ),
+    }  # fmt: skip
+    common: dict[str, Any] = {
+        "id": candidate.id, "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items()) or "as the profile",
+        "launch_ids": [launch.launch_id], "seconds": launch.ready_s or launch.ended_s,
+    }  # fmt: skip
+    if launch.ready_s is None:
+        outcome, reason, evidence = failed_launch(run, launch)
+        return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
+    invalid = scores.stamp.invalid if scores else None
+    if invalid:
+        return Trial(outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common)
+    if scores is not None and scores.stamp.error:
+        return Trial(
+            outcome="garbage" if "NaN" in scores.stamp.error else "crashes", reason=scores.stamp.error,
+            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)], values=values, **common,
+        )  # fmt: skip
+    quality = _quality(answer, compared, params.limit_nats, is_reference)
+    ignored, evidence = not_honoured(run, candidate.flags, launch)
+    if quality:
+        outcome, reason = quality
+    elif ignored:
+        outcome, reason = "silently_ignored", ignored
+    else:
+        outcome, reason = "works", _works_reason(answer, compared, is_reference)
+    return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
+
+
+def _start_reason(launch: LaunchRecord) -> str:
+    return "one launch" if launch.ready_s else f"{launch.state} after {launch.ended_s} s"
+
+
+def failed_launch(run: NotebookRun, launch: LaunchRecord) -> tuple[str, str, Evidence]:
+    """Outcome, reason and quoted line of a launch that never became ready, from its exit code and log."""
+    file = run.log_file(launch)
+    failure = read_failure(file.parent, launch.exit_code)
+    if launch.state == "not_ready":
+        phase = launch.phases[-1][0] if launch.phases else "before its first line"
+        return "hangs", f"not ready after {launch.ended_s} s; last seen: {phase}", run.evidence(file)
+    if failure is None or not failure.cause_known:
+        return "crashes", f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause", run.evidence(file)
+    reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {(failure.phase or 'starting').replace('_', ' ')}: {failure.root_cause}"
+    return failure.outcome, reason, run.evidence(file, failure.line_no, failure.line)
+
+
+def not_honoured(run: NotebookRun, flags: Mapping[str, Any], launch: LaunchRecord) -> tuple[str | None, Evidence]:
+    """Which asked backend the server did not run, by its own log; `/server_info` repeats what was asked and is no proof."""
+    file = run.log_file(launch)
+    log = run.log(launch)
+    for backend in log.backends if log else []:
+        asked = flags.get(backend.kind)
+        if asked and backend.taken and backend.taken != asked and backend.known_by in ("line", "trace"):
+            info = run.server_info(launch) or {}
+            repeats = f"; /server_info still says {info.get(backend.kind)}" if info.get(backend.kind) == asked else ""
+            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(file, backend.line_no, backend.line)
+    ready = log.ready if log else None
+    return None, run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)
+
+
+def _quality(answer: Answer | None, compared: ScoreComparison | None, limit: float, is_reference: bool) -> tuple[str, str] | None:
+    if answer is not None and answer.degenerate:
+        return "garbage", f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})"
+    if answer is not None and answer.correct is False:
+        return "garbage", f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}"
+    if compared is not None and not is_reference and compared.mean_absolute > limit:
+        words = f"mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens, limit {limit:g}"
+        return ("garbage" if compared.mean_absolute > 1.0 else "numerically_off"), words
+    return None
+
+
+def _works_reason(answer: Answer | None, compared: ScoreComparison | None, is_reference: bool) -> str:
+    said = f"answers {answer.text.strip()[:30]!r}" if answer else "answered"
+    if is_reference:
+        return f"{said}; the reference of the others"
+    if compared is None:
+        return f"{said}; there was no reference to compare with"
+    if compared.identical:
+        return f"{said}; {compared.tokens} log-probabilities bit-identical to the reference"
+    return f"{said}; mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens"
+
+
+def verdicts(run: NotebookRun, tried: Sequence[Tried]) -> list[Verdict]:
+    """One verdict a candidate, and whether there is one to go on with."""
+    params: SweepParams = run.params  # type: ignore[assignment]
+    made = [
+        Verdict(
+            id=t.trial.id, claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
+            status=t.trial.status, measured=t.trial.values["mean_absolute"] if t.comparison else None,
+            limit=f"mean |difference| at most {params.limit_nats:g} nat/token", rule="lib.server.sweep",
+            reason=f"{t.trial.outcome.replace('_', ' ')}: {t.trial.reason}", evidence=t.trial.evidence, launch_ids=t.trial.launch_ids,
+        )
+        for t in tried
+    ]  # fmt: skip
+    working = [t for t in tried if t.trial.outcome == "works"]
+    common: dict[str, Any] = {
+        "id": "a-backend-works", "claim": "At least one candidate works", "limit": "1 or more", "rule": "lib.server.sweep",
+        "launch_ids": [i for t in working for i in t.trial.launch_ids],
+    }  # fmt: skip
+    if not tried:
+        return [Verdict(status=Status.INCONCLUSIVE, reason="no candidate was launched", **common)]
+    names = ", ".join(t.candidate.id for t in working) or "none"
+    evidence = [e for t in (working or tried) for e in t.trial.evidence]
+    return [*made, Verdict(status=Status.PASS if working else Status.FAIL, reason=f"works: {names}", evidence=evidence, **common)]
+
+
+def recommendation(tried: Sequence[Tried]) -> str:
+    """Which candidate to go on with, and what must not be believed."""
+    working = [t for t in tried if t.trial.outcome == "works"]
+    ignored = [t.candidate.id for t in tried if t.trial.outcome == "silently_ignored"]
+    if not tried:
+        return "No candidate was launched here."
+    if not working:
+        return "No candidate works: read the quoted lines, then change the candidates."
+    text = f"Go on with {working[0].candidate.id}"
+    return f"{text}; {', '.join(ignored)} would serve, but not what its name says." if ignored else f"{text}."
+
+
+def outcome_rows(tried: Sequence[Tried]) -> list[Trial]:
+    """The trials, in the order of the parameters."""
+    return [t.trial for t in tried]
+
+
+def phase_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Start-up phases of every candidate, for the figure."""
+    return [row for t in tried for row in launch_phases(t.launch, t.candidate.id)]
+
+
+def launch_phases(launch: LaunchRecord, name: str = "") -> list[dict[str, Any]]:
+    """Phases of one launch with their seconds, from the lines of its log as they came."""
+    end = launch.ready_s or launch.ended_s or 0.0
+    starts = [("importing", 0.0), *[(p, s) for p, s in launch.phases if p != "importing"]]
+    rows = []
+    for place, (phase, began) in enumerate(starts):
+        until = starts[place + 1][1] if place + 1 < len(starts) else end
+        if until - began > 0.005:
+            rows.append({"series": name or launch.name, "name": phase.replace("_", " "), "start_s": began, "seconds": until - began})
+    return rows
