@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lib.audit.facts import FACTS, HOW_ORDER, Fact, Facts, How, dtype_family, torch_dtype, version_key
-from lib.audit.scales import QUERY_CAST, Version, scale_use, version_of
+from lib.audit.scales import QUERY_CAST, QWEN3_5, Version, scale_use, version_of
 from lib.records import Evidence
 
 #: `error`: answers are wrong, or wrong as soon as the pool is read. `warning`: accuracy is lower, or may be.
@@ -30,9 +30,6 @@ Severity = Literal["none", "low", "medium", "high", "critical"]
 
 
 SEVERITIES: tuple[Severity, ...] = ("none", "low", "medium", "high", "critical")
-
-
-QWEN3_5 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM")
 
 
 class Missing(Exception):  # noqa: N818 - control flow inside this module, never an error that a user sees
@@ -597,8 +594,7 @@ def q5(look: Look) -> Outcome:
     asked = look("quantization")
     if look.maybe_line("requantize"):
         return _found("warning", "requantized", "the checkpoint's quantization is undone and done again while loading")
-    online = {"fp8": "fp8", "mxfp8": "mxfp8", "nvfp4_online": "nvfp4", "quark_mxfp4": "mxfp4", "modelopt_fp8": "fp8", "int8": "int8",
-              "w8a8_int8": "int8", "w8a8_fp8": "fp8", "bitsandbytes": "bitsandbytes", "torchao": "torchao"}  # fmt: skip
+    online = ("fp8", "mxfp8", "nvfp4_online", "quark_mxfp4", "modelopt_fp8", "int8", "w8a8_int8", "w8a8_fp8")
     if not asked:
         return _fine("no --quantization: the checkpoint is taken as it is", "not_requantized")
     kind = _weights(look)
@@ -622,7 +618,8 @@ def q6(look: Look) -> Outcome:
     if marlin or backend == "marlin":
         return _w4a16(look, trace)
     if look.maybe("gpu_sm") is not None and str(look("gpu_sm")).split(".")[0] in ("8", "9"):
-        return _w4a16(look, trace)
+        what = f"compute capability {look('gpu_sm')} has no FP4 kernel: activations are not quantized to 4 bits"
+        return _fine(what, "no_fp4_activations")
     if backend is None or backend == "auto":
         raise Missing(["moe_runner_backend", "kernel_trace"], "which FP4 kernel runs is not known")
     return Outcome(
@@ -1287,37 +1284,46 @@ def disagreements(facts: Facts) -> tuple[list[list[Fact]], int]:
     for name, kind in FACTS.items():
         if not kind.must_agree:
             continue
-        told = [fact for fact in facts.sightings.get(name, []) if fact.how != "derived" and fact.source != "rule"]
+        told = [fact for fact in facts.sightings.get(name, []) if fact.how != "derived" or fact.source == "log"]
         by_source: dict[str, Fact] = {}
         for fact in told:
             by_source.setdefault(fact.source, fact)
         if len(by_source) < 2:
             continue
         compared += 1
-        explicit = {_plain(fact.value) for fact in by_source.values()} - {None}
+        explicit = {_plain(fact.value, name) for fact in by_source.values()} - {None}
         gone = (
             name == "kv_cache_dtype"
             and (asked := by_source.get("flags")) is not None
             and _plain(asked.value) is not None
             and any(_plain(fact.value) is None for fact in by_source.values())
         )
+        if name == "kv_bytes_per_token":
+            told_bytes = [float(fact.value) for fact in by_source.values()]
+            # Sizes are printed with two decimals; a factor of two between dtypes is far outside that.
+            if max(told_bytes) <= 1.1 * min(told_bytes):
+                continue
         if len(explicit) > 1 or gone:
             clashes.append(list(by_source.values()))
     return clashes, compared
 
 
-def _plain(value: Any) -> Any:
-    """A value without its spelling: dtypes by torch name, NEXTN as EAGLE, unset and auto as None."""
+def _plain(value: Any, name: str = "") -> Any:
+    """A value without its spelling: dtypes by torch name, NEXTN as EAGLE, releases without post, unset as None."""
+    if name == "sglang_version":
+        key = version_key(str(value))
+        return key[:3] if key else None
     if value in (None, "auto", "", "{}", "none") or value is False:
         return None if value is not False else False
     if isinstance(value, str):
-        alias = {"NEXTN": "EAGLE", "--": None}.get(value, value)
+        alias = {"NEXTN": "EAGLE"}.get(value, value)
         return torch_dtype(value) or alias
     return json.dumps(value, sort_keys=True) if isinstance(value, dict | list) else value
 
 
 def output_signs(text: str) -> list[str]:
-    """Signs that a text is garbage (one repeated piece, replacement characters, scripts mixed within a phrase); empty if none.
+    """Signs that a text is garbage (one repeated piece, replacement characters, scripts mixed within a phrase);
+    empty if none.
 
     Example: `output_signs("+" * 50)` names the repetition; a paragraph of English, Chinese or Python gives no sign.
     """

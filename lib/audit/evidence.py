@@ -1,6 +1,8 @@
-"""Facts about one deployment from what an engineer has at hand: a launch line, a log, answers of a server, a checkpoint.
+"""Facts about one deployment from what an engineer has at hand: a launch line, a log, answers of a server, a
+checkpoint.
 
-Thin: files and HTTP answers come in here and leave as facts. Only what a rule asks for is taken out of an input, so that
+Thin: files and HTTP answers come in here and leave as facts. Only what a rule asks for is taken out of an input,
+so that
 keys in `server_args=` lines and `/server_info` never get further than this file.
 """
 
@@ -10,14 +12,20 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lib.audit.facts import FACTS, Fact, Facts, make_fact, torch_dtype
+from lib.audit.facts import FACTS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
+from lib.audit.scales import checkpoint_of
 from lib.errors import BadInput, ServerError, UnreadableFile
+from lib.model.checkpoint import read_checkpoint
+from lib.model.memory import state_bytes_per_slot, state_pool_gib
 from lib.records import Evidence
+from lib.server.lines import lines_of
+from lib.server.log import MambaPool, ServerLog, read_log
+from lib.server.redact import redact_text
 
 #: SGLang's defaults of the arguments that rules ask about (server_args.py, the same in the wheels 0.5.11 to 0.5.23). An
 #: argument whose default is worked out at start-up (attention_backend, chunked_prefill_size) has none here.
@@ -229,208 +237,158 @@ def environ_facts(text: str, path: str = "environ") -> list[Fact]:
 
 # --- log --------------------------------------------------------------------------------------------------------------
 
-_ANSI = re.compile(r"\x1b\[[0-9;]*m")
-_PAIR = re.compile(
-    r"(?<![\w'])'?([a-z][a-z0-9_]*)'?(?:=|: )('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|None|True|False|-?\d[\d.]*(?:e-?\d+)?)"
-    r"(?=[,)}\s])"
-)
-_RANK = re.compile(r"^\[?[^\]]*?((?:\b(?:DP|PP|TP|EP|ATTN_CP|MOE_DP)\d+ ?)+)\]")
-_POOL = re.compile(
-    r"((?:Full |SWA |\w+ )?KV Cache) (?:is allocated|VA upper bound)\.?(?: dtype: torch\.(\w+),)? #tokens: (\d+)"
-    r"(?:, K size: ([\d.]+) GB, V size: ([\d.]+) GB|, KV size: ([\d.]+) GB)?"
-)
-_LOADED = re.compile(r"Load weight end\..*?type=(\w+)(?:, quant=(\w+))?(?:, quant_algo=(\w+))?")
-_CAPACITY = re.compile(r"max_total_num_tokens=(\d+).*?context_len=(\d+)")
-_BACKEND = re.compile(r"Attention backend not specified\. Use (\w+) backend by default")
-_HYBRID = re.compile(r"decode_backend=(\w+), prefill_backend=(\w+)")
-_TO_NATIVE = re.compile(r"will fallback to (\w+) backend|Setting attention backend to (\w+)")
+_ANSI = re.compile(rb"\x1b\[[0-9;]*m")
 _SAMPLING = re.compile(r"Using default chat sampling params from model generation config: (\{.*?\})")
-_DECODE = re.compile(r"Decode batch.*?token usage: ([\d.]+).*?accept len: ([\d.]+), accept rate: ([\d.]+)")
-_MOE = re.compile(r"Use (\w+) as MoE runner backend")
-_FP4 = re.compile(r"auto-selecting fp4-gemm-backend=(\w+)")
-_DEVICE = re.compile(r"device_name=([\w ]+?)(?:_down)?\.json|detected.*?(SM\d{2,3})|(SM\d{2,3}) \(\w+\) detected")
-_VLLM = re.compile(
-    r"(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:\d\d:\d\d \[\w+\.py:\d+\]|vLLM API server version|Initializing a V\d LLM engine"
-)
-_VLLM_DTYPE = re.compile(r"Initializing a V\d LLM engine \(v([\w.]+)\)")
-_SGLANG_SIGNS = (
-    "server_args=",
-    "KV Cache is allocated",
-    "max_total_num_tokens=",
-    "Decode batch",
-    "Prefill batch",
-    "Load weight end",
-)
+_STUCK = re.compile(rb"token usage: ([\d.]+).*?accept rate: 0\.00\b")
+_DEVICE = re.compile(r"device_name=([\w ]+?)(?:_down)?\.json|\b(SM\d{2,3}) \(\w+\) detected")
+#: Literals that a line must hold to be looked at here; everything else only passes through to `read_log`.
+_LITERALS = [literal for literal, _, _ in LINES.values()]
+_LITERALS += ["server_args=", "device_name=", ") detected", "generation config", "accept rate: 0.00", "hybrid GDN"]
+_NEEDLES = re.compile(b"|".join(re.escape(text.encode()) for text in dict.fromkeys(_LITERALS)))
 
 
-class _LogScan:
-    """One pass over a log; a new server_args= line is a new launch and starts again (only the last launch counts)."""
+class _Marks:
+    """What the log reader does not keep: lines that bear on accuracy. A new server_args= line is a new launch."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.engine: str | None = None
+        self.clear()
+
+    def clear(self) -> None:
         self.lines: dict[str, dict[str, Any]] = {}
         self.facts: dict[str, Fact] = {}
-        self.pools: list[tuple[str, str, re.Match[str], int, str]] = []
-        self.loads: dict[str, tuple[int, str]] = {}
-        self.stuck = self.decodes = 0
-        self.launches = 0
-        self.capacity = False
-        self.recurrent: str | None = None
-        self.any_sign = False
+        self.stuck = 0
+        self.gdn = False
 
-    def feed(self, number: int, raw: str) -> None:
-        line = _ANSI.sub("", raw).rstrip("\r\n")
-        if not self.any_sign and any(sign in line for sign in _SGLANG_SIGNS):
-            self.any_sign = True
-            self.engine = self.engine or "sglang"
-        if "server_args=" in line:
-            self._launch(number, line)
+    def passing(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        """The same lines, looked at on their way to the log reader."""
+        for number, raw in enumerate(lines, start=1):
+            if _NEEDLES.search(raw):
+                self._look(number, raw)
+            yield raw
+
+    def _look(self, number: int, raw: bytes) -> None:
+        if b"accept rate: 0.00" in raw:
+            match = _STUCK.search(raw)
+            self.stuck += bool(match and float(match[1]) >= 0.5)
             return
-        if self.engine is None and _VLLM.search(line):
-            self.engine = "vllm"
-        if line.startswith("[") or "atch" not in line:
-            self._marks(number, line)
-        self._structure(number, line)
-
-    def _launch(self, number: int, line: str) -> None:
-        path, launches = self.path, self.launches + 1
-        self.__init__(path)  # type: ignore[misc]
-        self.launches, self.engine, self.any_sign = launches, "sglang", True
-        text = line[line.index("server_args=") :]
-        for match in _PAIR.finditer(text):
-            name, written = match.groups()
-            if name in _ARGUMENTS and name not in self.facts:
-                self._keep(name, ast.literal_eval(written), "read", number, f"{name}={written}")
-            elif (
-                name == "device"
-                and "platform" not in self.facts
-                and written.strip("'\"") in ("cpu", "xpu", "npu", "hpu")
-            ):
-                self._keep("platform", written.strip("'\""), "read", number, f"device={written}")
-
-    def _marks(self, number: int, line: str) -> None:
+        line = _ANSI.sub(b"", raw).decode("utf-8", "replace").rstrip()
+        if "server_args=" in line:
+            self.clear()
+            return
         for mark, (literal, pattern, _) in LINES.items():
             if literal in line and mark not in self.lines and re.search(pattern, line):
                 self.lines[mark] = {"path": self.path, "line": number, "quote": _clean(line)}
-
-    def _structure(self, number: int, line: str) -> None:
-        if "Decode batch" in line:
-            match = _DECODE.search(line)
-            if match:
-                self.decodes += 1
-                self.stuck += float(match[1]) >= 0.5 and float(match[3]) == 0.0
-                self._keep("accept_length", float(match[2]), "measured", number, line, newest=True)
-            return
-        if "KV Cache" in line and (match := _POOL.search(line)):
-            rank = _RANK.match(line)
-            self.pools.append((rank.group(1).strip() if rank else "", match[1], match, number, line))
-        elif "Using KV cache dtype: torch." in line:
-            self._keep("kv_dtype_target", line.rsplit("torch.", 1)[1].split()[0].rstrip(".,"), "measured", number, line)
-        elif "Load weight end" in line and (match := _LOADED.search(line)):
-            self.loads.setdefault(match[1], (number, line))
-            if "model_class" not in self.facts:
-                self._keep("model_class", match[1], "measured", number, line)
-                if match[2] or match[3]:
-                    self._keep("weight_quant", weight_quant(match[2], match[3]), "read", number, line)
-        elif match := _CAPACITY.search(line):
-            self.capacity = True
-            self._keep("max_total_num_tokens", int(match[1]), "measured", number, line)
-            self._keep("context_len", int(match[2]), "measured", number, line)
-        elif "hybrid GDN models" in line:
-            self.recurrent = "gdn"
-        elif "Mamba Cache is allocated" in line:
-            self.recurrent = self.recurrent or "recurrent"
-        elif match := _BACKEND.search(line):
-            self._backends(match[1], match[1], number, line)
-        elif "hybrid attention backend" in line and (match := _HYBRID.search(line)):
-            self._backends(match[2], match[1], number, line)
-        elif match := _TO_NATIVE.search(line):
-            self._backends(match[1] or match[2], match[1] or match[2], number, line)
-        elif match := _SAMPLING.search(line):
-            self._keep("default_sampling", _literal(match[1]), "measured", number, line)
-        elif match := _MOE.search(line):
-            self._keep("moe_runner_backend", match[1], "read", number, line, newest=True)
-        elif match := _FP4.search(line):
-            self._keep("fp4_gemm_runner_backend", match[1], "read", number, line, newest=True)
-        if "gpu_sm" not in self.facts and (match := _DEVICE.search(line)):
-            sm = gpu_sm(next(group for group in match.groups() if group).replace("_", " "))
+        self.gdn = self.gdn or "hybrid GDN models" in line
+        if announced := _SAMPLING.search(line):
+            self._keep("default_sampling", _literal(announced[1]), number, line)
+        if device := _DEVICE.search(line):
+            sm = gpu_sm(next(group for group in device.groups() if group).replace("_", " "))
             if sm:
-                self._keep("gpu_sm", sm, "read", number, match.group(0))
-        if self.engine == "vllm" and (match := _VLLM_DTYPE.search(line)):
-            self.capacity = True
+                self._keep("gpu_sm", sm, number, device.group(0))
 
-    def _backends(self, prefill: str, decode: str, number: int, line: str) -> None:
-        self._keep("attention_backend_prefill", prefill, "measured", number, line, newest=True)
-        self._keep("attention_backend_decode", decode, "measured", number, line, newest=True)
+    def _keep(self, name: str, value: Any, number: int, line: str) -> None:
+        self.facts.setdefault(
+            name, make_fact(name, value, "read", "log", path=self.path, line=number, quote=_clean(line))
+        )
 
-    def _keep(self, name: str, value: Any, how: Any, number: int, line: str, newest: bool = False) -> None:
-        if newest or name not in self.facts:
-            self.facts[name] = make_fact(name, value, how, "log", path=self.path, line=number, quote=_clean(line))
 
-    def result(self) -> list[Fact]:
-        facts = dict(self.facts)
-        self._pool_facts(facts)
-        started = self.capacity and (bool(self.loads) or self.engine == "vllm")
-        facts["startup_seen"] = make_fact("startup_seen", started, "read", "log", path=self.path)
-        facts["log_lines"] = make_fact("log_lines", self.lines, "read", "log", path=self.path)
-        if self.engine:
-            facts["engine"] = make_fact("engine", self.engine, "read", "log", path=self.path)
-        if self.recurrent or (started and self.engine == "sglang"):
-            note = None if self.recurrent else "the start-up allocates no recurrent state"
-            facts["recurrent"] = make_fact(
-                "recurrent", self.recurrent or "none", "measured", "log", path=self.path, note=note
-            )
-        if self.decodes:
-            counts = {"total": self.decodes, "stuck": self.stuck}
-            facts["decode_batches"] = make_fact("decode_batches", counts, "measured", "log", path=self.path)
-        for mark, loaded in (("scale_not_loaded", "dropped"), ("scale_ignored_16bit", "loaded")):
-            if mark in self.lines:
-                seen = self.lines[mark]
-                facts["kv_scales_loaded"] = make_fact(
-                    "kv_scales_loaded",
-                    loaded,
-                    "measured",
-                    "log",
-                    path=self.path,
-                    line=seen["line"],
-                    quote=seen["quote"],
+def log_facts(lines: Iterable[bytes | str], path: str = "log") -> list[Fact]:
+    """What a log of SGLang or vLLM says that bears on accuracy; with several launches in it, the last one's.
+
+    Raises:
+        UnreadableFile: an empty input, binary data, or the log of another program.
+    """
+    marks = _Marks(path)
+    log = read_log(marks.passing(line.encode() if isinstance(line, str) else line for line in lines))
+    # A few lines quoted in a report have no program of their own; their marks still say something.
+    if log.binary or (log.engine in ("foreign", "empty") and not marks.lines):
+        raise UnreadableFile(f"expected a log of SGLang or vLLM at {path}", log.foreign_program or log.engine_why)
+    return [*_server_log_facts(log, marks, path), *marks.facts.values()]
+
+
+def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
+    facts: list[Fact] = []
+
+    def add(name: str, value: Any, how: How, told: Any = None, note: str | None = None) -> None:
+        line, quote = (told.line_no, _clean(told.line)) if told is not None else (None, None)
+        facts.append(make_fact(name, value, how, "log", path=path, line=line, quote=quote, note=note))
+
+    engine = (
+        log.engine
+        if log.engine in ("sglang", "vllm")
+        else "vllm"
+        if any(m.startswith("vllm_") for m in marks.lines)
+        else None
+    )
+    if engine:
+        add("engine", engine, "read")
+    if log.version and engine == "sglang":
+        known = "read" if log.version_known_by == "line" else "derived"
+        add("sglang_version", log.version, known, note=f"by its {log.version_known_by}")  # type: ignore[arg-type]
+    for name in sorted(_ARGUMENTS & set(log.server_args)) if engine == "sglang" else ():
+        value = log.server_args[name]
+        place = log.server_args_told.line_no if log.server_args_told else None
+        facts.append(make_fact(name, value, "read", "log", path=path, line=place, quote=f"{name}={value!r}"[:200]))
+    if log.server_args.get("device") in ("cpu", "xpu", "npu", "hpu"):
+        add("platform", log.server_args["device"], "read")
+    target = next((weights for weights in log.weights if weights.role == "target"), None)
+    if log.model_class:
+        add("model_class", log.model_class, "measured", target)
+    if target and (target.quant or target.quant_algo):
+        add("weight_quant", weight_quant(target.quant, target.quant_algo), "read", target)
+    for role in ("target", "draft"):
+        pool = next((pool for pool in log.kv_pools if pool.role == role), None)
+        if pool and pool.dtype and pool.dtype_known_by == "line":
+            add(f"kv_dtype_{role}", torch_dtype(pool.dtype) or pool.dtype, "measured", pool)
+        if pool and pool.bytes_per_token and role == "target":
+            add("kv_bytes_per_token", pool.bytes_per_token, "measured", pool)
+    if log.capacity:
+        if log.capacity.max_total_num_tokens:
+            add("max_total_num_tokens", log.capacity.max_total_num_tokens, "measured", log.capacity)
+        if log.capacity.context_len:
+            add("context_len", log.capacity.context_len, "measured", log.capacity)
+    _taken_backends(log, add)
+    started = bool(log.weights and log.capacity) if engine == "sglang" else bool(log.vllm_capacity or log.ready)
+    add("startup_seen", started, "read")
+    add("log_lines", marks.lines, "read")
+    if log.mamba_pools:
+        add("recurrent", "gdn" if marks.gdn else "recurrent", "measured", log.mamba_pools[0])
+    elif started and engine == "sglang":
+        add("recurrent", "none", "measured", note="the start-up allocates no recurrent state")
+    if log.speculation and log.batches.decode_lines:
+        add("decode_batches", {"total": log.batches.decode_lines, "stuck": marks.stuck}, "measured")
+    if log.speculation and log.speculation.last_accept_len is not None:
+        add("accept_length", log.speculation.last_accept_len, "measured", log.speculation)
+    for mark, loaded in (("scale_not_loaded", "dropped"), ("scale_ignored_16bit", "loaded")):
+        if seen := marks.lines.get(mark):
+            facts.append(
+                make_fact(
+                    "kv_scales_loaded", loaded, "measured", "log", path=path, line=seen["line"], quote=seen["quote"]
                 )
-        if "marlin_fallback" in self.lines:
-            seen = self.lines["marlin_fallback"]
-            facts["kernel_trace"] = make_fact(
-                "kernel_trace", [seen["quote"]], "read", "log", path=self.path, line=seen["line"], quote=seen["quote"]
             )
-        return list(facts.values())
-
-    def _pool_facts(self, facts: dict[str, Fact]) -> None:
-        if not self.pools:
-            return
-        rank = self.pools[0][0]
-        mine = [pool for pool in self.pools if pool[0] == rank]
-        speculative = len(self.loads) > 1
-        for index, (_, label, match, number, line) in enumerate(mine):
-            again = any(other[1] == label for other in mine[:index])
-            role = "draft" if speculative and again else "target"
-            dtype = torch_dtype(match[2]) if match[2] else None
-            name = f"kv_dtype_{role}"
-            if dtype and (name not in facts or facts[name].source != "log"):
-                facts[name] = make_fact(name, dtype, "measured", "log", path=self.path, line=number, quote=_clean(line))
-            sizes = [float(size) for size in (match[4], match[5], match[6]) if size]
-            tokens = int(match[3])
-            if role == "target" and not again and sum(sizes) > 0.1 and tokens and "kv_bytes_per_token" not in facts:
-                per_token = sum(sizes) * 2**30 / tokens
-                facts["kv_bytes_per_token"] = make_fact(
-                    "kv_bytes_per_token", per_token, "measured", "log", path=self.path, line=number, quote=_clean(line)
-                )
+    if seen := marks.lines.get("scale_not_loaded"):
+        # A scale that has no place to go to is in the checkpoint; how many there are and their values stay unknown.
+        value = {"present": True, "count": None, "names": [], "min": None, "max": None, "all_one": None}
+        quote = seen["quote"]
+        facts.append(make_fact("kv_scales", value, "derived", "log", path=path, line=seen["line"], quote=quote))
+    if seen := marks.lines.get("marlin_fallback"):
+        quote = seen["quote"]
+        facts.append(make_fact("kernel_trace", [quote], "read", "log", path=path, line=seen["line"], quote=quote))
+    return facts
 
 
-def log_facts(lines: Iterable[str], path: str = "log") -> list[Fact]:
-    """What a log of SGLang or vLLM says that bears on accuracy; with several launches in it, the last one's."""
-    scan = _LogScan(path)
-    for number, line in enumerate(lines, start=1):
-        scan.feed(number, line)
-    return scan.result()
+def _taken_backends(log: ServerLog, add: Callable[..., None]) -> None:
+    for backend in log.backends:
+        if not backend.taken or backend.known_by not in ("line", "trace"):
+            continue
+        if backend.kind == "attention_backend":
+            split = re.fullmatch(r"decode (\w+), prefill (\w+)", backend.taken)
+            decode, prefill = split.groups() if split else (backend.taken, backend.taken)
+            add("attention_backend_decode", decode, "measured", backend)
+            add("attention_backend_prefill", prefill, "measured", backend)
+        elif backend.kind in ("moe_runner_backend", "fp4_gemm_runner_backend"):
+            add(backend.kind, backend.taken, "measured", backend)
 
 
 def weight_quant(method: str | None, algo: str | None) -> dict[str, Any]:
@@ -460,27 +418,69 @@ def _literal(text: str) -> Any:
 
 
 def _clean(line: str) -> str:
-    """A line fit to be quoted: keys cut out, and not longer than a reader can take."""
-    text = re.sub(
-        r"(?i)((?:api[_-]?key|token|secret|password)['\"]?\s*[=:]\s*)(?!None)['\"]?[^\s,'\")}]+['\"]?", r"\1***", line
-    )
-    text = re.sub(r"(?i)(bearer\s+)\S+", r"\1***", text)
-    return text.strip()[:300]
+    """A line fit to be quoted: secrets cut out, and not longer than a reader can take."""
+    return redact_text(line).strip()[:300]
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a log file, whatever its encoding; UnreadableFile when it is binary or missing."""
+def read_log_file(path: Path) -> list[Fact]:
+    """Facts from a log file; UnreadableFile when it is missing, binary or of another program."""
     try:
         with path.open("rb") as file:
-            head = file.read(4096)
-            if b"\0" in head:
-                raise UnreadableFile(f"expected a text log at {path.name}", "binary data")
-            file.seek(0)
-            for raw in file:
-                # A line without an end in sight (a corrupt file) must not fill the memory.
-                yield raw[: 1 << 20].decode("utf-8", "replace")
+            return log_facts(lines_of(file.read), path.name)
     except OSError as error:
         raise UnreadableFile(f"expected a readable log at {path}", error.strerror or str(error)) from error
+
+
+# --- checkpoint
+# ---------------------------------------------------------------------------------------------------------
+
+
+def checkpoint_facts(folder: Path) -> list[Fact]:
+    """What a checkpoint folder says: its class, precision, KV scales with their values, context, template, defaults."""
+    checkpoint = read_checkpoint(folder)
+    facts = config_facts(checkpoint.config, checkpoint.hf_quant_config, folder.name)
+    scales = checkpoint.scales
+    if scales is not None:
+        facts.append(
+            scales_fact(
+                scales.names_sample,
+                [*scales.k_values, *scales.v_values],
+                count=scales.k_count + scales.v_count,
+                complete=not scales.unread,
+                source="checkpoint",
+                path=folder.name,
+            )
+        )
+    template = checkpoint.chat_template
+    facts.append(
+        make_fact("has_chat_template", template is not None, "read", "checkpoint", path=template or folder.name)
+    )
+    generation = checkpoint.generation_config
+    facts.append(make_fact("generation_config", generation or False, "read", "checkpoint", path=folder.name))
+    return facts
+
+
+def ssm_dtype_facts(facts: Facts, pools: Sequence[MambaPool]) -> list[Fact]:
+    """The dtype of the recurrent state, worked out from the size of its pool: the only way to see it at INFO level.
+
+    Example: 6,574 slots and 19.26 GiB of a state that takes 3,145,728 B in float32 is float32.
+    """
+    checkpoint = checkpoint_of(facts)
+    pool = next((one for one in pools if one.ssm_gib >= 0.5 and one.slots > 0), None)
+    if checkpoint is None or pool is None or checkpoint.architecture is None:
+        return []
+    tp = int(facts.value("tp_size") or 1)
+    for dtype in ("float32", "bfloat16"):
+        try:
+            state = state_bytes_per_slot(checkpoint, tp, mamba_ssm_dtype=dtype)
+        except BadInput:
+            return []
+        if state and abs(state_pool_gib(state.ssm, pool.slots) / pool.ssm_gib - 1) < 0.02:
+            note = f"{pool.slots} slots of {state.ssm} B are {pool.ssm_gib} GiB only in {dtype}"
+            return [
+                make_fact("ssm_dtype", dtype, "derived", "log", line=pool.line_no, quote=_clean(pool.line), note=note)
+            ]
+    return []
 
 
 # --- answers of a server ----------------------------------------------------------------------------------------------
@@ -645,30 +645,41 @@ def fetch_server(base_url: str, *, timeout_s: float = 10.0, api_key: str | None 
 
 
 def scales_fact(
-    names: Iterable[str], values: Iterable[float] | None = None, *, how: Any = "read", source: str, path: str
+    names: Iterable[str],
+    values: Iterable[float] = (),
+    *,
+    source: str,
+    path: str,
+    how: How = "read",
+    count: int | None = None,
+    complete: bool = True,
 ) -> Fact:
     """The KV scale tensors among a checkpoint's tensor names, and their values where they are known.
 
     `weight_scale_inv`, `input_scale` and a query's `q_scale` are no KV scales.
+
+    Args:
+        names: tensor names.
+        values: values of scale tensors.
+        source: which input says so.
+        path: its file.
+        how: how it is known.
+        count: the number of scale tensors, where `names` is only a sample of them.
+        complete: all values were read; otherwise only a value other than 1.0 settles anything.
     """
     found = sorted(name for name in names if re.search(r"(?:^|[._])[kv]_scale$", name))
-    known = sorted(values) if values is not None else []
-    all_one = all(value == 1.0 for value in known) if known else None
-    return make_fact(
-        "kv_scales",
-        {
-            "present": bool(found),
-            "count": len(found),
-            "names": found[:4],
-            "min": known[0] if known else None,
-            "max": known[-1] if known else None,
-            "all_one": all_one,
-        },
-        how,
-        source,
-        path=path,
-        quote=", ".join(found[:2]) or "no k_scale/v_scale among the tensor names",
-    )
+    known = sorted(values)
+    other = any(value != 1.0 for value in known)
+    value = {
+        "present": bool(found) or bool(count),
+        "count": len(found) if count is None else count,
+        "names": found[:4],
+        "min": known[0] if known else None,
+        "max": known[-1] if known else None,
+        "all_one": False if other else True if known and complete else None,
+    }
+    quote = ", ".join(found[:2]) or "no k_scale/v_scale among the tensor names"
+    return make_fact("kv_scales", value, how, source, path=path, quote=quote)
 
 
 def config_facts(
@@ -689,23 +700,7 @@ def config_facts(
         config.get("quantization_config") or inner.get("quantization_config") or config.get("compression_config")
     )
     quantization = quantization if isinstance(quantization, dict) else None
-    dtype = next(
-        (
-            place[key]
-            for place in (inner, config)
-            for key in ("torch_dtype", "dtype")
-            if isinstance(place.get(key), str)
-        ),
-        None,
-    )
-    add(
-        "kv_declared",
-        {
-            "config": quantization,
-            "hf_quant_config": dict(hf_quant_config) if hf_quant_config else None,
-            "model_dtype": dtype,
-        },
-    )
+    add("kv_declared", {"config": dict(config), "hf_quant_config": dict(hf_quant_config) if hf_quant_config else None})
     section = (hf_quant_config or {}).get("quantization")
     algo = (quantization or {}).get("quant_algo") or (section.get("quant_algo") if isinstance(section, dict) else None)
     method = (quantization or {}).get("quant_method")

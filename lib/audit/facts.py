@@ -155,7 +155,11 @@ FACTS: dict[str, FactKind] = dict(
         ),
         _row("kv_dtype_draft", "dtype of the draft's KV pool", "process", _LOG),
         _row(
-            "kv_bytes_per_token", "bytes of KV pool per token and GPU", "process", (*_LOG, "--server-info", "--metrics")
+            "kv_bytes_per_token",
+            "bytes of KV pool per token and GPU",
+            "process",
+            (*_LOG, "--server-info", "--metrics"),
+            True,
         ),
         _row(
             "kv_scales_loaded", "whether this version and class load the scales", "process", (*_LOG, "--sglang-version")

@@ -1,7 +1,8 @@
 """The accuracy audit: a table of rules over the facts about a deployment, and the report that it gives. Pure.
 
 The question is the user's: 'are we doing anything that could be reducing model accuracy?' The answer has four parts,
-and none may be left out: what was found, what was checked and is fine, what could not be checked and which evidence would
+and none may be left out: what was found, what was checked and is fine, what could not be checked and which
+evidence would
 settle it, and which losses are accepted (quantized weights).
 """
 
@@ -217,7 +218,8 @@ LINES: dict[str, tuple[str, str, str]] = {
     ),
     "backend_fallback": (
         "all",
-        r"will fallback to \S+ backend|Setting attention backend to \w+|[Ff]all(?:ing)? back to \w+ (?:attention )?backend",
+        r"will fallback to \S+ backend|Setting attention backend to \w+|[Ff]all(?:ing)? back to \w+ (?:attention )?"
+        r"backend",
         "another attention backend than asked for",
     ),
     "vllm_q_scale": ("q scaling factor", r"Checkpoint does not provide a q scaling factor", "K and V scales exist"),
@@ -227,7 +229,8 @@ LINES: dict[str, tuple[str, str, str]] = {
 }
 
 
-def _rule(id: str, title: str, group: str, needs: str, check: Callable[[Look], Outcome], severity: Severity, certainty: How,
+def _rule(id: str, title: str, group: str, needs: str, check: Callable[[Look], Outcome], severity: Severity,
+certainty: How,
           versions: str, effect: str, silent: str, do: str, source: str, *engines: str) -> Rule:  # fmt: skip
     return Rule(
         id,
@@ -246,6 +249,25 @@ def _rule(id: str, title: str, group: str, needs: str, check: Callable[[Look], O
     )
 
 
+_W1_W3 = checks.line_rule(
+    "w1_w3_scale",
+    "gate_scale_used_for_up",
+    "the log says that w1 and w3 have different scales: up-proj uses the gate's",
+    "no line about different w1 and w3 scales",
+)
+_UE8M0 = checks.line_rule(
+    "ue8m0",
+    "scale_format_mismatch",
+    "DeepGEMM runs on scales of another format than it expects on Blackwell",
+    "no line about the scale format",
+)
+_ROPE_FACTOR = checks.line_rule(
+    "rope_factor",
+    "rope_factor_missing",
+    "rope_scaling has no factor and 1.0 is taken",
+    "no line about a missing factor",
+    "error",
+)
 _S, _L = "yes", "no: a line in the log"
 
 
@@ -257,9 +279,12 @@ _ANY = ("sglang", "vllm")
 # fmt: off
 # fmt: off
 # fmt: off
+# fmt: off
+# fmt: off
+# fmt: off
 RULES: tuple[Rule, ...] = (
     _rule("KV1", "The KV cache is quantized without being asked", "KV cache", "kv_dtype_target kv_cache_dtype",
-        checks.kv1, "high", "read", "all; the pool's line carries the dtype from 0.5.13 on",
+        checks.kv1, "high", "measured", "all; the pool's line carries the dtype from 0.5.13 on",
         "K and V lose mantissa bits", _S, "--kv-cache-dtype bf16, after KV3 is clear for it",
         "H200.md m2_auto; FACTS 1"),
     _rule("KV2", "FP8 KV with a scale of 1.0", "KV cache", "kv_dtype_target kv_scales kv_scales_loaded", checks.kv2,
@@ -304,16 +329,14 @@ RULES: tuple[Rule, ...] = (
     _rule("Q3", "One activation scale for all experts", "weights", "weight_quant is_moe moe_runner_backend", checks.q3,
         "medium", "read", "all read", "coarse activations in quiet experts", _S, "flashinfer_cutedsl on SM100",
         "layers/quantization/modelopt_quant.py"),
-    _rule("Q4", "Gate and up projection have different scales", "weights", "log_lines startup_seen",
-        checks.line_rule("w1_w3_scale", "gate_scale_used_for_up", "the log says that w1 and w3 have different scales: up-proj uses the gate's", "no line about different w1 and w3 scales"),
-        "medium", "read", "all", "up-proj is mis-scaled", _L, "another MoE runner", "modelopt_quant.py"),
+    _rule("Q4", "Gate and up projection have different scales", "weights", "log_lines startup_seen", _W1_W3, "medium",
+        "read", "all", "up-proj is mis-scaled", _L, "another MoE runner", "modelopt_quant.py"),
     _rule("Q5", "Quantization while loading", "weights", "quantization weight_quant", checks.q5, "medium", "read",
         "all", "a loss without calibration", _L, "a checkpoint that was calibrated", "FACTS Q5"),
     _rule("Q6", "4-bit activations, or the fallback without them", "weights", "weight_quant moe_runner_backend",
         checks.q6, "medium", "read", "all", "activations in 4 bits", _S, "A/B against marlin", "FACTS Q6"),
-    _rule("Q7", "DeepGEMM with scales that are not ue8m0", "weights", "log_lines startup_seen",
-        checks.line_rule("ue8m0", "scale_format_mismatch", "DeepGEMM runs on scales of another format than it expects on Blackwell", "no line about the scale format"),
-        "medium", "read", "all", "mis-rounded scales", _L, "another FP8 GEMM backend", "configs/model_config.py"),
+    _rule("Q7", "DeepGEMM with scales that are not ue8m0", "weights", "log_lines startup_seen", _UE8M0, "medium",
+        "read", "all", "mis-rounded scales", _L, "another FP8 GEMM backend", "configs/model_config.py"),
     _rule("W1", "The kernel that really runs", "weights", "kernel_trace", checks.w1, "low", "quoted", "all",
         "a label says one thing, the kernel another", _S, "read a trace, not the label",
         "model-serving-minefield traps/quantization/10", *_ANY),
@@ -350,9 +373,8 @@ RULES: tuple[Rule, ...] = (
     _rule("C2", "RoPE scaling forced on the command line", "context", "json_model_override_args model_class", checks.c2,
         "high", "read", "all", "short prompts change too, or nothing happens at all", _S,
         "only when the length is needed", "FACTS C2"),
-    _rule("C3", "RoPE scaling without a factor", "context", "log_lines startup_seen",
-        checks.line_rule("rope_factor", "rope_factor_missing", "rope_scaling has no factor and 1.0 is taken", "no line about a missing factor", "error"),
-        "high", "read", "all", "positions are wrong", _L, "fix config.json", "configs/model_config.py"),
+    _rule("C3", "RoPE scaling without a factor", "context", "log_lines startup_seen", _ROPE_FACTOR, "high", "read",
+        "all", "positions are wrong", _L, "fix config.json", "configs/model_config.py"),
     _rule("C4", "Prompts cut instead of refused", "context", "allow_auto_truncate", checks.c4, "high", "read", "all",
         "the tail of the prompt is lost", "a line per request", "turn it off", "managers/tokenizer_manager.py"),
     _rule("C5", "Less context than the model has", "context", "context_len native_context", checks.c5, "medium", "read",
@@ -412,6 +434,9 @@ RULES: tuple[Rule, ...] = (
 # fmt: on
 # fmt: on
 # fmt: on
+# fmt: on
+# fmt: on
+# fmt: on
 
 
 def audit(facts: Facts, *, check_fixes: bool = True) -> AuditReport:
@@ -422,7 +447,8 @@ def audit(facts: Facts, *, check_fixes: bool = True) -> AuditReport:
         check_fixes: run every recommended change through the rules again.
 
     Returns:
-        Findings (the gravest first), what is fine, what could not be checked and which evidence would settle it, what does
+        Findings (the gravest first), what is fine, what could not be checked and which evidence would settle it,
+        what does
         not apply, and the losses that come with the checkpoint.
 
     Example: `audit(Facts()).verdict == "checked_nothing"`.
@@ -501,7 +527,8 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
     Raises:
         BadInput: a name that is no fact, or a fact that cannot be chosen.
 
-    Example: on Qwen3.5 with scales other than 1.0, `{"kv_cache_dtype": "bfloat16"}` is safe on 0.5.16 and brings KV3 on 0.5.20.
+    Example: on Qwen3.5 with scales other than 1.0, `{"kv_cache_dtype": "bfloat16"}` is safe on 0.5.16 and brings
+    KV3 on 0.5.20.
     """
     unknown = sorted(name for name in change if name not in FACTS)
     if unknown:
@@ -512,16 +539,24 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
     after = audit(changed(facts, change), check_fixes=False)
     had = {(item.id, item.verdict) for item in before.findings}
     has = {(item.id, item.verdict) for item in after.findings}
-    removed = sorted({rule_id for rule_id, _ in had - has})
+    open_after = {item.id: item for item in after.not_checked}
+    # A finding that became unanswerable is not solved.
+    removed = sorted({rule_id for rule_id, _ in had - has} - open_after.keys() - {rule_id for rule_id, _ in has})
     introduced = [item for item in after.findings if (item.id, item.verdict) not in had and item.level != "info"]
+    lost = {rule_id for rule_id, _ in had} & open_after.keys()
     had_open = {item.id for item in before.not_checked}
-    newly_open = [item for item in after.not_checked if item.id not in had_open]
-    # What decides a KV change must be answerable: an open KV3 after it is not a clean bill of health.
-    watched = [item for item in after.not_checked if item.id in _watched(change)]
+    decisive_ids = _watched(change) | lost
+    # X1 and X2 compare what a process shows with what was asked: before it has run there is nothing to compare.
+    watched = [
+        item
+        for item in after.not_checked
+        if item.id not in ("X1", "X2") and (item.id in decisive_ids or item.id not in had_open)
+    ]
+    decisive = [item for item in watched if item.id in decisive_ids]
     verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing"]
     if introduced:
         verdict = "brings_findings"
-    elif watched:
+    elif decisive:
         verdict = "cannot_be_told"
     elif not removed:
         verdict = "solves_nothing"
@@ -533,7 +568,7 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
         removed=removed,
         kept=sorted({rule_id for rule_id, _ in had & has}),
         introduced=introduced,
-        not_checked=watched or newly_open,
+        not_checked=watched,
         report=after,
     )
 
@@ -544,20 +579,19 @@ def changeable() -> list[str]:
 
 
 def changed(facts: Facts, change: Mapping[str, Any]) -> Facts:
-    """The facts after a change: what a process has shown is dropped, except a backend that the change leaves alone."""
-    kept_process = {"attention_backend_prefill", "attention_backend_decode"}
-    if {
-        "attention_backend",
-        "prefill_attention_backend",
-        "decode_attention_backend",
-        "sglang_version",
-        "platform",
-    } & set(change):
-        kept_process = set()
-    gone = {name for name, kind in FACTS.items() if kind.belongs == "process" and name not in kept_process} | set(
-        change
-    )
-    return facts.without(gone).plus(
+    """The facts after a change: what a process has shown is dropped as far as the change touches it (VOIDED_BY)."""
+    touched = set(change)
+    gone = {
+        name
+        for name, kind in FACTS.items()
+        if kind.belongs == "process" and (name not in VOIDED_BY or touched & VOIDED_BY[name])
+    }
+    lines = facts.best("log_lines")
+    after = facts.without(gone | touched)
+    if lines is not None and "log_lines" not in gone and touched & _KV_DTYPE:
+        kept = {mark: seen for mark, seen in lines.value.items() if mark not in _KV_MARKS}
+        after = after.without(["log_lines"]).plus([lines.model_copy(update={"value": kept})])
+    return after.plus(
         Fact(
             name=name,
             value=value,
@@ -567,6 +601,42 @@ def changed(facts: Facts, change: Mapping[str, Any]) -> Facts:
         )
         for name, value in change.items()
     )
+
+
+_KV_DTYPE = {
+    "kv_cache_dtype",
+    "speculative_draft_kv_cache_dtype",
+    "sglang_version",
+    "quantization",
+    "kv_declared",
+    "kv_auto_forced",
+    "model_class",
+    "model_path",
+    "platform",
+    "quantization_param_path",
+    "kv_scales",
+}
+_BACKENDS = {"attention_backend", "prefill_attention_backend", "decode_attention_backend", "sglang_version", "platform"}
+_WEIGHTS = {"sglang_version", "quantization", "moe_runner_backend", "fp4_gemm_runner_backend", "model_path", "platform"}
+#: Lines of the log that are about the KV cache.
+_KV_MARKS = {"scale_default", "scale_file_loaded", "scale_not_loaded", "scale_ignored_16bit", "fp4_kv_warning"}
+
+#: What a process has shown -> changes after which it says nothing any more; a fact without a row is voided by any
+#: change.
+VOIDED_BY: dict[str, set[str]] = {
+    "kv_dtype_target": _KV_DTYPE - {"kv_scales", "quantization_param_path"},
+    "kv_dtype_draft": _KV_DTYPE - {"kv_scales", "quantization_param_path"},
+    "kv_bytes_per_token": _KV_DTYPE | {"tp_size"},
+    "kv_scales_loaded": {"sglang_version", "kv_scales", "kv_declared", "quantization", "model_class", "model_path"},
+    "attention_backend_prefill": _BACKENDS,
+    "attention_backend_decode": _BACKENDS,
+    "ssm_dtype": {"mamba_ssm_dtype", "environment", "sglang_version", "mamba_ssm_dtype_config"},
+    "context_len": {"context_length", "json_model_override_args", "native_context", "sglang_version"},
+    "log_lines": _WEIGHTS | {"context_length", "json_model_override_args", "chat_template"},
+    "startup_seen": _WEIGHTS | {"context_length", "json_model_override_args", "chat_template"},
+    "default_sampling": {"sampling_defaults", "generation_config", "sglang_version"},
+    "kernel_trace": _WEIGHTS,
+}
 
 
 #: Rules that must be answerable after a change of these facts before it may be called safe.
@@ -662,7 +732,7 @@ def _report(
         verdict = "loses_accuracy"
         answer = f"Yes: {len(losing)} finding{'s' if len(losing) > 1 else ''} that lower or may lower accuracy"
     elif not checked:
-        verdict, answer = "checked_nothing", "Nothing could be checked: there is no evidence"
+        verdict, answer = "checked_nothing", "Nothing could be checked with the evidence given"
     elif open_:
         verdict = "nothing_found_but_incomplete"
         answer = "Nothing was found in what could be checked, which is not everything"
@@ -671,8 +741,11 @@ def _report(
     answer += (
         f" ({len(findings)} findings, {len(fine)} fine, {len(open_)} not checked, {len(accepted)} accepted losses)."
     )
-    known = {name: {"value": fact.value, "how": fact.how, "source": fact.source, "note": fact.note}
-             for name in FACTS if (fact := facts.best(name)) is not None}  # fmt: skip
+    known = {
+        name: {"value": _told(fact), "how": fact.how, "source": fact.source, "note": fact.note}
+        for name in FACTS
+        if (fact := facts.best(name)) is not None
+    }
     return AuditReport(
         answer=answer,
         verdict=verdict,
@@ -684,6 +757,17 @@ def _report(
         accepted_losses=accepted,
         facts=known,
     )
+
+
+def _told(fact: Fact) -> Any:
+    """A fact's value for the report: whole configuration files are named, not repeated."""
+    if fact.name != "kv_declared" or not isinstance(fact.value, dict):
+        return fact.value
+    config = fact.value.get("config") or {}
+    return {
+        "quantization_config": config.get("quantization_config"),
+        "hf_quant_config": (fact.value.get("hf_quant_config") or {}).get("quantization"),
+    }
 
 
 def rules_markdown() -> str:
@@ -705,8 +789,9 @@ def rules_markdown() -> str:
         ]
         for rule in RULES:
             if rule.group == group:
-                cells = [rule.id, rule.title, ", ".join(f"`{name}`" for name in rule.needs), rule.severity, rule.certainty,
-                         rule.versions, rule.silent, rule.effect, rule.do, rule.source]  # fmt: skip
+                needs = ", ".join(f"`{name}`" for name in rule.needs)
+                cells = [rule.id, rule.title, needs, rule.severity, rule.certainty, rule.versions, rule.silent]
+                cells += [rule.effect, rule.do, rule.source]
                 out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     out += ["", "## Facts and what settles them", "", "| fact | what | settled by |", "|---|---|---|"]
     out += [f"| `{kind.name}` | {kind.what} | {'; '.join(kind.settled_by)} |" for kind in FACTS.values()]

@@ -1,91 +1,43 @@
-"""What SGLang does with a checkpoint's KV scales, by version, class and attention backend; and what `auto` becomes.
+"""What SGLang does with a checkpoint's KV scales, by version, class and attention backend; what `auto` becomes. Pure.
 
-Three questions decide every KV finding, and none of them is answered by a log line alone:
-which dtype the pool has, whether the scales of the checkpoint reach the attention layer, and what the backend does with
-them when it reads the pool. The tables below hold what was measured on a real server and what was read in the wheels
-named in READ; between them nothing is guessed, the answer is None.
+Three questions decide every KV finding, and none of them is answered by a log line alone: which dtype the pool has,
+whether the scales of the checkpoint reach the attention layer (`lib.model.quantization`), and what the backend
+does with
+them when it reads the pool (SCALE_USE). The tables hold what was measured on a real server and what was read in the
+wheels; between them nothing is guessed, the answer is None.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lib.audit.facts import Fact, Facts, How, dtype_family, make_fact, torch_dtype, version_key
+from lib.errors import BadInput
+from lib.model.architectures import architecture, text_config
+from lib.model.facts import VERSIONS_READ, Checkpoint, ScaleTensors, since
+from lib.model.quantization import (
+    SCALE_DROPPERS,
+    SCALE_LOADERS,
+    declared_quantization,
+    model_dtype,
+    resolve_kv_cache_dtype,
+    scales_loaded,
+)
 
-#: The wheels in which the tables below were read. An older or newer version is extrapolated and says so.
-READ = ("0.5.11", "0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.23")
 READ_FROM, READ_TO = (0, 5, 11, 0), (0, 5, 23, 99)
+QWEN3_5 = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM")
+
+#: Class and version of which a real server showed whether scales are loaded (H1.md, H200.md, CPU.md).
+MEASURED_LOADING: set[tuple[str, tuple[int, int, int]]] = {
+    ("LlamaForCausalLM", (0, 5, 16)),
+    ("Qwen3_5MoeForConditionalGeneration", (0, 5, 16)),
+    ("Qwen3ForCausalLM", (0, 5, 15)),
+}
 
 Version = tuple[int, int, int, int]
 
 
-@dataclass(frozen=True)
-class Loader:
-    """One row of LOADERS: from which version on a class loads k_scale/v_scale (None: in none of the wheels read)."""
-
-    classes: tuple[str, ...]
-    loads_from: Version | None
-    how: How
-    source: str
-
-
-_V11, _V16, _V18, _V20, _V23 = (0, 5, 11, 0), (0, 5, 16, 0), (0, 5, 18, 0), (0, 5, 20, 0), (0, 5, 23, 0)
-_REMAP = "sglang/srt/models: load_weights calls maybe_remap_kv_scale_name (wheels 0.5.11 to 0.5.23)"
-
-LOADERS: tuple[Loader, ...] = (
-    Loader(
-        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM"),
-        (0, 5, 17, 0),
-        "read",
-        "models/qwen3_5.py: QWEN3_5_KV_SCALE_MAPPER is in the wheels 0.5.17, 0.5.18, 0.5.20, 0.5.23 and not in 0.5.11, "
-        "0.5.16; dropped on a real 0.5.16 (bit-identical logprobs with and without the tensors)",
-    ),
-    Loader(("Qwen3_5ForCausalLMMTP",), _V20, "read", "models/qwen3_5_mtp.py: the mapper is in 0.5.20 and 0.5.23"),
-    Loader(("LlamaForCausalLM",), _V11, "read", _REMAP + "; measured on a real 0.5.16 with triton and flashinfer"),
-    Loader(
-        ("Qwen3NextForCausalLM",), _V11, "read", "models/qwen3_next.py rewrites k_proj.k_scale (0.5.11, 0.5.16, 0.5.23)"
-    ),
-    Loader(
-        ("DeepseekV3ForCausalLM", "DeepseekV2ForCausalLM"),
-        _V11,
-        "read",
-        "models/deepseek_common/deepseek_weight_loader.py rewrites k_scale and v_scale (0.5.11, 0.5.16)",
-    ),
-    Loader(
-        (
-            "ApertusForCausalLM", "ArceeForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM", "DbrxForCausalLM",
-            "DeciLMForCausalLM", "Exaone4ForCausalLM", "GPTJForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
-            "Gemma3ForConditionalGeneration", "Gemma3nForCausalLM", "Gemma3nForConditionalGeneration",
-            "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "HunYuanDenseV1ForCausalLM",
-            "HunYuanMoEV1ForCausalLM", "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "KimiLinearForCausalLM",
-            "KimiVLForConditionalGeneration", "Llama4ForConditionalGeneration", "MiniMaxM2ForCausalLM",
-            "NemotronHForCausalLM", "Phi3ForCausalLM", "PhiMoEForCausalLM", "Qwen3ForCausalLM", "SDARForCausalLM",
-            "SDARMoeForCausalLM",
-        ),
-        _V11,
-        "read",
-        _REMAP,
-    ),
-    Loader(
-        ("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration", "NemotronHPuzzleForCausalLM"),
-        _V16,
-        "read",
-        _REMAP,
-    ),
-    Loader(
-        ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration", "KimiK3ForConditionalGeneration"),
-        _V18,
-        "read",
-        _REMAP,
-    ),
-    Loader(
-        ("Qwen3MoeForCausalLM", "Qwen2ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM"),
-        None,
-        "quoted",
-        "sgl-project/sglang#39942 (open): the loaders do not map k_proj.k_scale; no mapper in the wheels read",
-    ),
-)  # fmt: skip
+_V11, _V16, _V18 = (0, 5, 11, 0), (0, 5, 16, 0), (0, 5, 18, 0)
 
 
 @dataclass(frozen=True)
@@ -208,85 +160,106 @@ def extrapolated(version: Version | None) -> bool:
     return version is None or not READ_FROM <= version <= READ_TO
 
 
-def loads_scales(model_class: str, version: Version | None, declared: Any, names: list[str]) -> Fact | None:
-    """Whether the checkpoint's scales reach the attention layer: `loaded`, `dropped`, or None when nobody has read it.
+def loads_scales(
+    model_class: str, version: str | None, checkpoint: Checkpoint | None, quantization: str | None = None
+) -> Fact | None:
+    """Whether the checkpoint's scales reach the attention layer: `loaded`, `dropped`, or None when it is not
+    established.
 
     Args:
         model_class: the class that runs.
-        version: the SGLang version.
-        declared: the checkpoint's raw quantization files (the fact kv_declared), or None when not known.
-        names: names of the scale tensors.
+        version: the SGLang version; None gives an answer only where all versions read agree.
+        checkpoint: the checkpoint's files, or None when only class and tensor names are known.
+        quantization: the quantization that a log names, for want of the files.
+
+    Source: `lib.model.quantization.scales_loaded`; MEASURED_LOADING where a real server showed it.
+    Example: Qwen3.5 drops them on 0.5.16 and loads them on 0.5.17.
     """
-    row = next((row for row in LOADERS if model_class in row.classes), None)
-    if row is None:
+    key = version_of(version)
+    if version is not None and key is None:
         return None
-    if _method(declared) == "compressed-tensors" and names:
-        if version is None:
-            return None
-        if version < _V20:
-            return _loaded("dropped", "read", "compressed-tensors kv_cache_scheme is ignored up to 0.5.18")
-    if declared is not None and _method(declared) in (None, "awq", "gptq", "gguf", "bitsandbytes", "mxfp4"):
-        return _loaded("dropped", "read", "no quantization method that gives the attention layer scale parameters")
-    if declared is not None and _modelopt_kv_is_null(declared):
-        return _loaded(
-            "dropped", "read", "kv_cache_quant_algo is null, so the attention layer has no scale to load into "
-            "(measured on a real 0.5.16: the log says that they are not loaded)",
-        )  # fmt: skip
-    if row.loads_from is None:
-        return _loaded("dropped", row.how, row.source)
-    if version is None:
+    answers: set[tuple[bool | None, str]] = set()
+    for candidate in [_read_version(model_class, key)] if key else list(VERSIONS_READ):
+        if checkpoint is not None:
+            told = scales_loaded(checkpoint, candidate)
+            answers.add((told.loaded, told.why))
+        elif model_class in SCALE_DROPPERS:
+            answers.add((False, SCALE_DROPPERS[model_class]))
+        elif model_class in SCALE_LOADERS:
+            mapped = since(candidate, SCALE_LOADERS[model_class])
+            # A loader that maps the names still needs a quantization that creates the parameters.
+            creates = quantization is not None and quantization.startswith(("modelopt", "fp8", "quark"))
+            answers.add(
+                (False, "its loader drops them") if not mapped else (creates or None, "its loader maps the names")
+            )
+        else:
+            answers.add((None, "not read"))
+    loaded = {answer for answer, _ in answers}
+    if len(loaded) != 1 or None in loaded:
         return None
-    how: How = "measured" if version[:3] == (0, 5, 16) and "measured on a real 0.5.16" in row.source else row.how
-    if version[:3] == (0, 5, 16) and "dropped on a real 0.5.16" in row.source:
-        how = "measured"
-    if version >= row.loads_from:
-        return _loaded("loaded", how, row.source)
-    if row.loads_from == _V11:
-        return None  # older than every wheel read
-    return _loaded("dropped", how, row.source)
+    why = sorted(answers, key=str)[0][1]
+    measured = key is not None and (model_class, key[:3]) in MEASURED_LOADING
+    return make_fact(
+        "kv_scales_loaded",
+        "loaded" if loaded == {True} else "dropped",
+        "measured" if measured else "read",
+        "rule",
+        note=why,
+    )
 
 
-def auto_kv_dtype(declared: Any, version: Version | None, model_dtype: str = "bfloat16") -> tuple[str, str] | None:
-    """What `--kv-cache-dtype auto` becomes for these checkpoint files, with the reason; None when it depends on a
-    version that is not known.
+def auto_kv_dtype(checkpoint: Checkpoint, version: str | None, sm: int | None = None) -> tuple[str, str] | None:
+    """What `--kv-cache-dtype auto` becomes for this checkpoint, with the reason; None when it depends on what is
+    unknown.
 
-    Source: FACTS 1.2 (layers/quantization/modelopt_quant.py from_config and fp8.py, wheels 0.5.11, 0.5.16, 0.5.23).
-    Example: a flat modelopt `kv_cache_scheme` of an 8-bit float becomes float8_e4m3fn in every version read.
+    Source: `lib.model.quantization.resolve_kv_cache_dtype`. Without a version the answer is given only where all
+    versions read agree; sparse attention (DSA) also needs the GPU.
     """
-    config = declared.get("config") if isinstance(declared, dict) else None
-    hf_quant = declared.get("hf_quant_config") if isinstance(declared, dict) else None
-    model_dtype = torch_dtype(model_dtype) or "bfloat16"
-    method = _method(declared)
-    if method is None:
-        return model_dtype, "the checkpoint is not quantized"
-    if method == "compressed-tensors":
-        scheme = (config or {}).get("kv_cache_scheme")
-        if not scheme:
-            return model_dtype, "compressed-tensors without kv_cache_scheme"
-        if version is None:
-            return None
-        static = _is_fp8(scheme) and not (isinstance(scheme, dict) and scheme.get("dynamic"))
-        if version >= _V20 and static:
-            return "float8_e4m3fn", "compressed-tensors kv_cache_scheme is honoured from 0.5.20 on"
-        return model_dtype, "compressed-tensors kv_cache_scheme is ignored up to 0.5.18"
-    if method == "modelopt":
-        scheme, algo = _modelopt_kv(config, hf_quant, version)
-        if scheme is False:
-            return None
-        return (
-            ("float8_e4m3fn", f"the checkpoint declares {algo} KV") if _is_fp8(scheme)
-            else (model_dtype, f"the checkpoint declares {algo} KV, which auto does not follow")
-        )  # fmt: skip
-    if method == "fp8":
-        algo = (config or {}).get("kv_cache_quant_algo")
-        if not algo:
-            return model_dtype, "FP8 weights alone say nothing about the KV cache"
-        if version is None:
-            return None
-        if version >= _V20 and _is_fp8(algo):
-            return "float8_e4m3fn", "Fp8Config reads kv_cache_quant_algo from 0.5.20 on"
-        return model_dtype, "Fp8Config has no kv_cache_quant_algo before 0.5.20"
-    return model_dtype, f"the quantization method {method} has no kv_cache_quant_algo"
+    key = version_of(version)
+    if version is not None and key is None:
+        return None
+    group = checkpoint.architecture.group("mla") if checkpoint.architecture else None
+    if group is not None and group.index_head_dim and sm is None:
+        return None
+    told = [resolve_kv_cache_dtype(checkpoint, "auto", one, sm=sm) for one in ([_text(key)] if key else VERSIONS_READ)]
+    return (told[0].dtype, told[0].why) if len({one.dtype for one in told}) == 1 else None
+
+
+def checkpoint_of(facts: Facts) -> Checkpoint | None:
+    """The checkpoint's files as the record that lib.model reasons about, or None when they are not known."""
+    declared = facts.value("kv_declared")
+    if not isinstance(declared, dict):
+        return None
+    config = dict(declared.get("config") or {})
+    hf_quant = declared.get("hf_quant_config")
+    model_class = str(facts.value("model_class") or (config.get("architectures") or [""])[0])
+    text, _ = text_config(config)
+    trouble = None
+    layout = None
+    try:
+        layout = architecture(config)
+    except BadInput as error:
+        trouble = str(error)
+    scales = facts.value("kv_scales")
+    return Checkpoint(
+        config=config,
+        hf_quant_config=hf_quant,
+        architecture_name=model_class,
+        architecture=layout,
+        architecture_error=trouble,
+        torch_dtype=model_dtype(config, text),
+        quantization=declared_quantization(config, hf_quant),
+        scales=ScaleTensors(k_count=scales.get("count", 1) if scales["present"] else 0) if scales else None,
+    )
+
+
+def _read_version(model_class: str, key: Version) -> str:
+    """The version whose tables apply: the wheel 0.5.17 already has Qwen3.5's mapper (models/qwen3_5.py, line 1234)."""
+    return "0.5.18" if model_class in QWEN3_5 and key[:3] == (0, 5, 17) else _text(key)
+
+
+def _text(key: Version) -> str:
+    return f"{key[0]}.{key[1]}.{key[2]}"
 
 
 def derived(facts: Facts) -> Facts:
@@ -326,41 +299,27 @@ def _with_kv_dtype(facts: Facts) -> Facts:
         return facts
     explicit = torch_dtype(asked.value)
     if explicit and explicit != "auto":
-        hip = facts.value("platform") == "hip"
-        value = (
-            {"float8_e4m3fn": "float8_e4m3fnuz", "float8_e5m2": "float8_e4m3fnuz"}.get(explicit, explicit)
-            if hip
-            else explicit
-        )
-        note = "an explicit dtype is allocated as asked" + (" (ROCm takes its native FP8)" if hip else "")
-        return facts.plus(
-            [
-                Fact(
-                    name="kv_dtype_target",
-                    value=value,
-                    how="derived",
-                    source="rule",
-                    evidence=asked.evidence,
-                    note=note,
-                )
-            ]
-        )
+        note = "an explicit dtype is allocated as asked"
+        if facts.value("platform") == "hip" and explicit.startswith("float8"):
+            explicit, note = "float8_e4m3fnuz", "ROCm takes its native FP8 type for both spellings"
+        return facts.plus([_follows("kv_dtype_target", explicit, [asked], note)])
     forced, declared = facts.best("kv_auto_forced"), facts.best("kv_declared")
     if forced and forced.value:
-        return facts.plus(
-            [Fact(name="kv_dtype_target", value=torch_dtype(forced.value), how="derived", source="rule",
-                  evidence=forced.evidence, note="this model class sets its KV dtype under auto")]
-        )  # fmt: skip
-    if declared is None:
+        note = "this model class sets its KV dtype under auto"
+        return facts.plus([_follows("kv_dtype_target", torch_dtype(forced.value), [forced], note)])
+    checkpoint = checkpoint_of(facts)
+    if declared is None or checkpoint is None:
         return facts
-    version = version_of(facts.value("sglang_version"))
-    resolved = auto_kv_dtype(declared.value, version, (declared.value or {}).get("model_dtype") or "bfloat16")
+    sm = facts.value("gpu_sm")
+    resolved = auto_kv_dtype(checkpoint, facts.value("sglang_version"), int(str(sm).split(".")[0]) if sm else None)
     if resolved is None:
         return facts
-    return facts.plus(
-        [Fact(name="kv_dtype_target", value=resolved[0], how="derived", source="rule",
-              evidence=[*asked.evidence, *declared.evidence], note=f"auto: {resolved[1]}")]
-    )  # fmt: skip
+    return facts.plus([_follows("kv_dtype_target", resolved[0], [asked, declared], resolved[1])])
+
+
+def _follows(name: str, value: str | None, from_: list[Fact], note: str) -> Fact:
+    places = [place for fact in from_ for place in fact.evidence]
+    return Fact(name=name, value=value, how="derived", source="rule", evidence=places, note=note)
 
 
 def _with_scales_loaded(facts: Facts) -> Facts:
@@ -382,79 +341,14 @@ def _with_scales_loaded(facts: Facts) -> Facts:
     model_class = facts.best("model_class")
     if model_class is None:
         return facts
-    version = facts.best("sglang_version")
+    version, weights = facts.best("sglang_version"), facts.value("weight_quant")
     loaded = loads_scales(
         str(model_class.value),
-        version_of(version.value) if version else None,
-        facts.value("kv_declared"),
-        list(scales.value.get("names", [])),
+        str(version.value) if version else None,
+        checkpoint_of(facts),
+        str((weights or {}).get("detail") or ""),
     )
     if loaded is None:
         return facts
     places = [*scales.evidence, *model_class.evidence, *(version.evidence if version else [])]
     return facts.plus([loaded.model_copy(update={"evidence": places})])
-
-
-def _loaded(value: str, how: How, source: str) -> Fact:
-    return make_fact("kv_scales_loaded", value, how, "rule", note=source)
-
-
-def _is_fp8(scheme: Any) -> bool:
-    if isinstance(scheme, dict):
-        return scheme.get("type") == "float" and scheme.get("num_bits") == 8
-    return isinstance(scheme, str) and scheme.strip().upper() in ("FP8", "FLOAT8")
-
-
-def _method(declared: Any) -> str | None:
-    """The quantization method of the raw files: modelopt, compressed-tensors, fp8, ...; None for a plain checkpoint."""
-    if not isinstance(declared, dict):
-        return None
-    config, hf_quant = declared.get("config"), declared.get("hf_quant_config")
-    if isinstance(config, dict) and config:
-        method = str(config.get("quant_method") or "").lower()
-        producer = config.get("producer")
-        by_modelopt = isinstance(producer, dict) and "modelopt" in str(producer.get("name", "")).lower()
-        if method.startswith("modelopt") or "quant_algo" in config or by_modelopt:
-            return "modelopt"
-        return method or ("modelopt" if hf_quant else "unknown")
-    return "modelopt" if isinstance(hf_quant, dict) and hf_quant else None
-
-
-def _modelopt_kv(config: Any, hf_quant: Any, version: Version | None) -> tuple[Any, Any]:
-    """(what decides, its spelling) of a ModelOpt checkpoint; (False, None) when it depends on an unknown version."""
-    if isinstance(config, dict) and config:
-        scheme = config.get("kv_cache_scheme")
-        if scheme:
-            return scheme, scheme if isinstance(scheme, str) else "an 8-bit float" if _is_fp8(scheme) else scheme
-        nested = config.get("quantization")
-        flat = nested.get("kv_cache_quant_algo") if isinstance(nested, dict) else config.get("kv_cache_quant_algo")
-        if not flat:
-            return None, "no"
-        if isinstance(nested, dict):
-            return flat, flat
-        if version is None:
-            return False, None
-        # 0.5.11 takes config.json without kv_cache_scheme as "auto" even when the flat key is there; 0.5.16 reads it.
-        if version >= _V16:
-            return flat, flat
-        return (
-            (None, "a flat kv_cache_quant_algo that this version does not read, no")
-            if version <= _V11
-            else (False, None)
-        )
-    section = hf_quant.get("quantization") if isinstance(hf_quant, dict) else None
-    algo = (section or {}).get("kv_cache_quant_algo")
-    # A quant_algo of null means that SGLang sees no quantization at all and ignores the KV entry (CPU.md: hfq_null).
-    if section is not None and "quant_algo" in section and section["quant_algo"] is None:
-        return None, "(under quant_algo null) no"
-    return algo, algo or "no"
-
-
-def _modelopt_kv_is_null(declared: Any) -> bool:
-    """Whether a ModelOpt FP8 checkpoint says kv_cache_quant_algo null (its attention layers then get no scale)."""
-    if _method(declared) != "modelopt" or (isinstance(declared.get("config"), dict) and declared["config"]):
-        return False
-    section = (declared.get("hf_quant_config") or {}).get("quantization")
-    if not isinstance(section, dict) or str(section.get("quant_algo") or "").upper() != "FP8":
-        return False
-    return not section.get("kv_cache_quant_algo")
