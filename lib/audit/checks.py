@@ -63,6 +63,7 @@ class Look:
         self.facts = facts
         self.reads: list[Fact] = []
         self.quotes: list[Evidence] = []
+        self.marks: list[str] = []
 
     def __call__(self, name: str) -> Any:
         """The value of a fact; raises Missing when nobody has seen it."""
@@ -123,7 +124,9 @@ class Look:
         if mark not in lines:
             return False
         seen = lines[mark]
-        self.quotes.append(Evidence(path=seen["path"], line=seen.get("line"), quote=seen.get("quote")))
+        if mark not in self.marks:
+            self.marks.append(mark)
+            self.quotes.append(Evidence(path=seen["path"], line=seen.get("line"), quote=seen.get("quote")))
         return True
 
     def _note(self, fact: Fact) -> None:
@@ -236,7 +239,7 @@ def kv2(look: Look) -> Outcome:
         return _found(
             "warning",
             "scale_1.0_in_use",
-            f"the checkpoint has {scales.get('count', 'some')} KV scale tensors, but {reason}: scale 1.0 is in use",
+            f"the checkpoint has {scales.get('count') or 'some'} KV scale tensors, but {reason}: scale 1.0 is in use",
             do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_scales_in_checkpoint": True, "scale_warning": warned, "scale_in_effect": 1.0},
