@@ -1058,7 +1058,8 @@ def n4(look: Look) -> Outcome:
             f"{', '.join(lossy)}: partial results are quantized between GPUs",
             changes=({"enable_quant_communications": False},),
         )
-    if int(look.maybe("tp_size") or 1) == 1 and look.maybe("tp_size") is not None:
+    if look.facts.value("tp_size") == 1:
+        look("tp_size")
         return _fine("one GPU: nothing is exchanged", "no_communication")
     for name in _COMM_VARIABLES:
         look.variable(name)
@@ -1181,7 +1182,8 @@ def h2(look: Look) -> Outcome:
     backends = {look("attention_backend_prefill"), look("attention_backend_decode")}
     if "qsa" in backends:
         return _found("error", "sparse_attention", "qsa leaves tokens out of the target's attention", certainty="read")
-    if look.maybe("speculative_draft_window_size"):
+    if look.facts.value("speculative_draft_window_size"):
+        look("speculative_draft_window_size")
         return _found("info", "draft_window", "a draft window moves acceptance, not answers", severity="none")
     return _fine("attention sees every token", "dense_attention")
 
@@ -1295,11 +1297,12 @@ def disagreements(facts: Facts) -> tuple[list[list[Fact]], int]:
             continue
         compared += 1
         explicit = {_plain(fact.value, name) for fact in by_source.values()} - {None}
+        # An explicit KV dtype of the launch cannot turn back into auto in the same process.
+        launched = [fact for source, fact in by_source.items() if source in ("flags", "log")]
         gone = (
             name == "kv_cache_dtype"
-            and (asked := by_source.get("flags")) is not None
-            and _plain(asked.value) is not None
-            and any(_plain(fact.value) is None for fact in by_source.values())
+            and any(_plain(fact.value) is not None for fact in launched)
+            and any(_plain(fact.value) is None for source, fact in by_source.items() if source != "flags")
         )
         if name == "kv_bytes_per_token":
             told_bytes = [float(fact.value) for fact in by_source.values()]

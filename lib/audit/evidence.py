@@ -644,6 +644,9 @@ def fetch_server(base_url: str, *, timeout_s: float = 10.0, api_key: str | None 
 # --- parts that somebody describes ------------------------------------------------------------------------------------
 
 
+_KV_SCALE = re.compile(r"(?:^|[._])[kv]_scale$")
+
+
 def scales_fact(
     names: Iterable[str],
     values: Iterable[float] = (),
@@ -667,7 +670,7 @@ def scales_fact(
         count: the number of scale tensors, where `names` is only a sample of them.
         complete: all values were read; otherwise only a value other than 1.0 settles anything.
     """
-    found = sorted(name for name in names if re.search(r"(?:^|[._])[kv]_scale$", name))
+    found = sorted(name for name in names if _KV_SCALE.search(name))
     known = sorted(values)
     other = any(value != 1.0 for value in known)
     value = {
@@ -797,7 +800,7 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
     Args:
         description: a log's text, or an object with any of: a version, args (a launch line), env, log lines, config and
             hf_quant_config (objects or files), generation_config, tensor names, k/v scale values, server_info, metrics,
-            model_info, gpu, trace, output, engine; and any fact by its own name (attention_backend, kv_cache_dtype, ...).
+            model_info, gpu, trace, output, engine; and any fact by its own name (attention_backend, ...).
         folder: where the files are that it names.
 
     Raises:
@@ -864,7 +867,7 @@ def _described_scales(given: Mapping[str, Any], names: Any) -> list[Fact]:
         if isinstance(number, int | float) and not isinstance(number, bool)
     ]
     if values:
-        count = sum(1 for name in names or () if re.search(r"(?:^|[._])[kv]_scale$", str(name))) or len(values)
+        count = sum(1 for name in names or () if _KV_SCALE.search(str(name))) or len(values)
         named = [str(name) for name in names or ()]
         return [scales_fact(named, values, source="report", path="report", how="quoted", count=count)]
     if isinstance(names, list):
