@@ -285,9 +285,8 @@ _SAMPLING = re.compile(r"Using default chat sampling params from model generatio
 _STUCK = re.compile(rb"token usage: ([\d.]+).*?accept rate: 0\.00\b")
 _DEVICE = re.compile(r"device_name=([\w ]+?)(?:_down)?\.json|\b(SM\d{2,3}) \(\w+\) detected")
 #: Literals that a line must hold to be looked at here; everything else only passes through to `read_log`.
-_LITERALS = [literal for literal, _, _ in LINES.values()]
-_LITERALS += ["server_args=", "device_name=", ") detected", "generation config", "accept rate: 0.00", "hybrid GDN"]
-_NEEDLES = re.compile(b"|".join(re.escape(text.encode()) for text in dict.fromkeys(_LITERALS)))
+_LITERALS = [literal.encode() for literal, _, _ in LINES.values()]
+_LITERALS += [b"server_args=", b"device_name=", b") detected", b"model generation config", b"hybrid GDN"]
 
 
 class _Marks:
@@ -306,15 +305,16 @@ class _Marks:
     def passing(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         """The same lines, looked at on their way to the log reader."""
         for number, raw in enumerate(lines, start=1):
-            if _NEEDLES.search(raw):
+            # Nearly all lines of a long log are batch lines, of which only one sign matters here.
+            if b"batch, #" in raw:
+                if b"accept rate: 0.00" in raw:
+                    match = _STUCK.search(raw)
+                    self.stuck += bool(match and float(match[1]) >= 0.5)
+            elif any(literal in raw for literal in _LITERALS):
                 self._look(number, raw)
             yield raw
 
     def _look(self, number: int, raw: bytes) -> None:
-        if b"accept rate: 0.00" in raw:
-            match = _STUCK.search(raw)
-            self.stuck += bool(match and float(match[1]) >= 0.5)
-            return
         line = _ANSI.sub(b"", raw).decode("utf-8", "replace").rstrip()
         if "server_args=" in line:
             self.clear()
