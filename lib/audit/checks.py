@@ -1258,7 +1258,7 @@ def x2(look: Look) -> Outcome:
     """What was asked for and what was allocated or taken."""
     asked = torch_dtype(look("kv_cache_dtype"))
     real = look.facts.best("kv_dtype_target")
-    if real is None or real.how not in ("measured", "read"):
+    if real is None or (real.how not in ("measured", "read") and real.source != "arithmetic"):
         raise Missing(["kv_dtype_target"], "what was allocated was not seen")
     look._note(real)
     if asked and asked != "auto" and dtype_family(asked) != dtype_family(real.value):

@@ -15,6 +15,7 @@ from lib.audit.facts import Fact, Facts, How, dtype_family, make_fact, torch_dty
 from lib.errors import BadInput
 from lib.model.architectures import architecture, text_config
 from lib.model.facts import VERSIONS_READ, Checkpoint, ScaleTensors, since
+from lib.model.memory import kv_bytes_per_token
 from lib.model.quantization import (
     SCALE_DROPPERS,
     SCALE_LOADERS,
@@ -254,7 +255,7 @@ def checkpoint_of(facts: Facts) -> Checkpoint | None:
 
 
 def _read_version(model_class: str, key: Version) -> str:
-    """The version whose tables apply: the wheel 0.5.17 already has Qwen3.5's mapper (models/qwen3_5.py, line 1234)."""
+    """The version whose tables apply: 0.5.17's models/qwen3_5.py already has the mapper and the parameters."""
     return "0.5.18" if model_class in QWEN3_5 and key[:3] == (0, 5, 17) else _text(key)
 
 
@@ -291,9 +292,42 @@ def _with_backends(facts: Facts) -> Facts:
     return facts.plus(added)
 
 
+def kv_dtype_by_arithmetic(facts: Facts) -> Fact | None:
+    """The pool's dtype from its bytes per token and the checkpoint's geometry; None when unknown or nothing fits.
+
+    From 0.5.18 on this is the only way to see through `auto` in /server_info and /metrics.
+    Example: 15,360 B per token and GPU of Qwen3.5-397B on 8 GPUs are bfloat16, 7,680 B are FP8.
+    """
+    seen, checkpoint = facts.best("kv_bytes_per_token"), checkpoint_of(facts)
+    if seen is None or checkpoint is None or checkpoint.architecture is None:
+        return None
+    version = version_of(facts.value("sglang_version"))
+    names = {"bfloat16": "bfloat16", "fp8_e4m3": "an 8-bit type"}
+    for dtype in names:
+        try:
+            size = kv_bytes_per_token(
+                checkpoint,
+                int(facts.value("tp_size") or 1),
+                dtype,
+                sglang_version=_text(version) if version else VERSIONS_READ[-1],
+            )
+        except BadInput:
+            return None
+        if size.sliding_per_gpu:
+            return None
+        if abs(float(seen.value) / size.per_gpu - 1) < 0.03:
+            note = f"{float(seen.value):,.0f} B per token; this checkpoint takes {size.per_gpu:,} in {names[dtype]}"
+            found = _follows("kv_dtype_target", torch_dtype(dtype), [seen], note)
+            return found.model_copy(update={"source": "arithmetic"})
+    return None
+
+
 def _with_kv_dtype(facts: Facts) -> Facts:
     if facts.known("kv_dtype_target"):
         return facts
+    by_size = kv_dtype_by_arithmetic(facts)
+    if by_size is not None:
+        return facts.plus([by_size])
     asked = facts.best("kv_cache_dtype")
     if asked is None:
         return facts

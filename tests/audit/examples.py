@@ -214,5 +214,5 @@ LOG_LINES: dict[str, str] = {
     "vllm_q_scale": "WARNING 03-25 22:34:30 [kv_cache.py:82] Checkpoint does not provide a q scaling factor.",
     "vllm_scale_default": "WARNING 03-25 22:34:30 [kv_cache.py:109] Using KV cache scaling factor 1.0 for fp8_e4m3.",
     "vllm_fp8_kv": "INFO 11-29 12:58:59 [cache.py:361] Using fp8 data type to store kv cache. It reduces the footprint",
-    "vllm_uncalibrated": "WARNING 03-25 22:34:30 [kv_cache.py:128] Using uncalibrated q_scale 1.0 and/or prob_scale 1.0",
+    "vllm_uncalibrated": "WARNING 03-25 22:34:30 [kv_cache.py:128] Using uncalibrated q_scale 1.0",
 }

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lib.audit import evidence
 from lib.audit.facts import DEFAULT_NOTE, Facts, make_fact
 from lib.audit.rules import audit
+from lib.audit.scales import derived
 from lib.errors import BadInput, ServerError, UnreadableFile, WorkbookError
 from tests.audit.checkpoints import FP8_KV, write_checkpoint
 
@@ -297,6 +298,21 @@ def test_state_dtype_from_its_pool() -> None:
 
     # 48 layers * 48 heads * 128 * 128 * 4 B = 150,994,944 B a slot; * 361 slots / 2^30 = 50.77
     assert (dtype(50.77), dtype(25.39), dtype(38.0)) == (["float32"], ["bfloat16"], [])
+
+
+@pytest.mark.parametrize(("gib", "dtype"), [(8.0, "bfloat16"), (4.0, "float8_e4m3fn"), (6.0, None)])
+def test_pool_dtype_by_arithmetic(tmp_path: Path, gib: float, dtype: str | None) -> None:
+    """From 0.5.18 on /server_info says auto at both levels: pool size over tokens and the geometry tell the dtype."""
+    # 4 layers * 4 heads * 128 * 2 (K and V) * 2 B = 8,192 B a token in bf16; 2^20 tokens are 8 GiB
+    usage = {"kvcache": gib, "token_capacity": 1 << 20}
+    info = {"version": "0.5.20", "kv_cache_dtype": "auto", "tp_size": 1,
+            "internal_states": [{"kv_cache_dtype": "auto", "memory_usage": usage}]}  # fmt: skip
+    folder = write_checkpoint(tmp_path, hf_quant_config=FP8_KV, k_scale=0.5, v_scale=0.25)
+    known = derived(evidence.gather(evidence.server_info_facts(info), evidence.checkpoint_facts(folder)))
+    fact = known.best("kv_dtype_target")
+    assert fact is not None
+    # 6 GiB fit neither: then the checkpoint's declaration decides, and says so.
+    assert (fact.value, fact.source) == ((dtype, "arithmetic") if dtype else ("float8_e4m3fn", "rule"))
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '"x"', "\0\0"])
