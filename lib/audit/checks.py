@@ -186,17 +186,26 @@ def kv1(look: Look) -> Outcome:
     if family in ("16bit", "32bit"):
         return _fine(f"the KV pool is {pool}: nothing is quantized on its way into the cache", "kv_not_quantized")
     asked = look.maybe("kv_cache_dtype")
-    if asked is None or asked == "auto":
-        how = "--kv-cache-dtype auto" if asked == "auto" else "an unknown --kv-cache-dtype"
+    if asked is None:
+        return _found(
+            "warning",
+            "quantized_kv",
+            f"the KV pool is {pool}; whether that was asked for is not known",
+            changes=({"kv_cache_dtype": "bfloat16"},),
+            values={"kv_dtype": pool, "asked": None},
+        )
+    if asked == "auto":
         return _found(
             "warning",
             "silent_quantized_kv",
-            f"the KV pool is {pool} under {how}: the checkpoint's files decided it, and no line says so",
+            f"the KV pool is {pool} under --kv-cache-dtype auto: the files decided it, and no line says so",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_dtype": pool, "asked": asked},
         )
+    if family in ("e5m2", "4bit"):
+        return _not_for(f"{asked} was asked for: see {'KV5' if family == 'e5m2' else 'KV6'}")
     return _found(
-        "info",
+        "warning",
         "quantized_kv_by_choice",
         f"the KV pool is {pool}, as asked with --kv-cache-dtype {asked}",
         severity="medium",

@@ -387,6 +387,8 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         pool = next((pool for pool in log.kv_pools if pool.role == role), None)
         if pool and pool.dtype and pool.dtype_known_by == "line":
             add(f"kv_dtype_{role}", torch_dtype(pool.dtype) or pool.dtype, "measured", pool)
+        elif role == "target" and log.kv and log.kv.dtype and log.kv.dtype_known_by == "line":
+            add("kv_dtype_target", torch_dtype(log.kv.dtype) or log.kv.dtype, "measured", note="before a pool was made")
         if pool and pool.bytes_per_token and role == "target":
             add("kv_bytes_per_token", pool.bytes_per_token, "measured", pool)
     if log.capacity:

@@ -58,13 +58,13 @@ def test_the_warning_from_the_drafts_load_proves_nothing() -> None:
     [
         ("m1_auto", "kv_not_quantized", "not_e5m2"),
         ("m2_bf16", "kv_not_quantized", "not_e5m2"),
-        ("m2_e5m2", "quantized_kv_by_choice", "e5m2_kv"),
+        ("m2_e5m2", None, "e5m2_kv"),
     ],
 )
-def test_h200_pools(name: str, kv1: str, kv5: str) -> None:
+def test_h200_pools(name: str, kv1: str | None, kv5: str) -> None:
     """The pool is what its line says, and what was asked for."""
     told = verdicts(of_log(H200 / f"{name}.log"))
-    assert (told["KV1"], told["KV5"], told["X2"]) == (kv1, kv5, "as_asked")
+    assert (told.get("KV1"), told["KV5"], told["X2"]) == (kv1, kv5, "as_asked")
 
 
 @pytest.mark.parametrize("name", ["m1_auto", "m2_auto"])
@@ -157,7 +157,7 @@ def test_the_fix_of_run_e_is_run_d(tmp_path: Path) -> None:
     [
         ("kv15_bfloat16", {"KV1": "kv_not_quantized"}),
         ("kv15_fp8_e4m3", {"KV1": "quantized_kv_by_choice", "KV5": "not_e5m2", "KV2": "not_checked"}),
-        ("kv15_fp8_e5m2", {"KV1": "quantized_kv_by_choice", "KV5": "e5m2_kv"}),
+        ("kv15_fp8_e5m2", {"KV5": "e5m2_kv"}),
         ("kv15_hfq_fp8", {"KV1": "silent_quantized_kv"}),
         ("kv15_hfq_null", {"KV1": "kv_not_quantized"}),
         ("kv15_qwen3-kvonly", {"KV1": "silent_quantized_kv", "KV2": "not_checked"}),

@@ -160,6 +160,24 @@ def test_the_warning_line_is_no_proof_and_its_absence_is_none(
     assert kv2(**values) == expected
 
 
+@pytest.mark.parametrize(
+    ("pool", "asked", "verdict"),
+    [
+        ("float8_e4m3fn", "auto", "silent_quantized_kv"),
+        ("float8_e4m3fn", "fp8_e4m3", "quantized_kv_by_choice"),
+        ("float8_e4m3fnuz", None, "quantized_kv"),
+        ("float8_e5m2", "fp8_e5m2", None),
+        ("bfloat16", "auto", None),
+    ],
+)
+def test_how_a_quantized_pool_came_about(pool: str, asked: str | None, verdict: str | None) -> None:
+    """Silent, chosen, or of unknown origin: three verdicts, all of them a loss."""
+    known = read({"kv_dtype_target": pool} | ({"kv_cache_dtype": asked} if asked else {}))
+    found = [item for item in audit(known).findings if item.id == "KV1"]
+    assert [item.verdict for item in found] == ([verdict] if verdict else [])
+    assert all(item.level == "warning" for item in found)
+
+
 # --- H1 and the fix that the origin took ----------------------------------------------------------------
 
 
