@@ -265,6 +265,16 @@ class NotebookRun:
         read = self.measure("checkpoint", None, _write_checkpoint, model_path=path)
         return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
 
+    def version(self, handle: ServerHandle) -> str:
+        """SGLang's version behind a server: as it said itself, else as its environment says."""
+        for launch in reversed(handle.launches()):
+            return str((self.server_info(launch) or {}).get("version") or launch.sglang_version)
+        return handle.spec.sglang_version
+
+    def platform(self) -> str:
+        """`cuda` where this machine has a GPU, else `cpu`."""
+        return "cuda" if self.host()["gpus"] else "cpu"
+
     def log_file(self, launch: LaunchRecord) -> Path:
         """The log of a launch (raw; it may not exist for an attached server)."""
         return self.raw / "servers" / launch.launch_id / "server.log"

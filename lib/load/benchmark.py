@@ -330,3 +330,18 @@ def reference_rows(reference: Mapping[str, Any], key: str) -> list[dict[str, Any
     """Published rows from the profile (marked as such), in the origin table's columns."""
     return [dict(row) for row in reference.get(key, [])]
 
+
+
+#: Metrics that notebook 03 shows by level, in this order.
+LATENCY = ("ttft_s_p50", "ttft_s_p99", "chunk_gap_s_p50", "chunk_gap_s_p99", "token_latency_s_mean", "e2e_s_p50")
+#: What shows that the client kept up.
+CLIENT = ("client", "client_lag_p99_s", "client_cpu_frac")
+
+
+def measure_smoke(run: NotebookRun, server: ServerHandle) -> Measurement:
+    """The smoke test of the parameters."""
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    return run.measure(
+        "smoke", server, send_smoke, keep_errors=True, prompt=params.smoke_prompt, tokens=params.smoke_tokens,
+        api_key_env=server.params.api_key_env,
+    )  # fmt: skip

@@ -18,6 +18,7 @@ from lib.params import Candidate, SweepParams
 from lib.records import Evidence, Measured, Record, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer, ask, read_answer
+from lib.server.flags import Gpu, check_arguments
 from lib.server.launch import LaunchRecord, read_failure
 
 #: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
@@ -230,5 +231,54 @@ def launch_phases(launch: LaunchRecord, name: str = "") -> list[dict[str, Any]]:
     for place, (phase, began) in enumerate(starts):
         until = starts[place + 1][1] if place + 1 < len(starts) else end
         if until - began > 0.005:
-            rows.append({"series": name or launch.name, "name": phase.replace("_", " "), "start_s": began, "seconds": until - began})
+            rows.append({"launch": name or launch.name, "phase": phase.replace("_", " "), "seconds": until - began})
     return rows
+
+
+def expected_rows(run: NotebookRun) -> list[dict[str, Any]]:
+    """What the version's rules say of each candidate before it is launched."""
+    params: SweepParams = run.params  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = []
+    for candidate in params.candidates if not run.attached else []:
+        handle = run.server(candidate.id, candidate.flags, candidate.environment)
+        version = run.version(handle)
+        gpu = next(iter(run.host()["gpus"]), None)
+        sm = int(float(gpu["compute_cap"]) * 10) if gpu else None
+        found = check_arguments(
+            {"model_path": handle.params.model, "flags": handle.params.flags, "environment": handle.params.environment},
+            version, Gpu(sm=sm, name=gpu["name"] if gpu else "none", count=len(run.host()["gpus"])),
+        )  # fmt: skip
+        if not found:
+            rows.append({"candidate": candidate.id, "expected": "nothing known against it", "why": "", "source": ""})
+        for one in found:
+            rows.append({"candidate": candidate.id, "expected": one.outcome.replace("_", " "), "why": one.reason, "source": one.source})
+    return rows
+
+
+def honoured_rows(run: NotebookRun, tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Each asked backend: what /server_info repeats, what the log shows, and how that is known."""
+    rows = []
+    for one in tried:
+        log = run.log(one.launch)
+        info = run.server_info(one.launch) or {}
+        taken = {b.kind: b for b in log.backends} if log else {}
+        for flag, asked in one.candidate.flags.items():
+            backend = taken.get(flag)
+            rows.append({
+                "candidate": one.candidate.id, "flag": flag, "asked": asked, "/server_info": info.get(flag, "(never answered)"),
+                "log": (backend.taken or "not known") if backend else "not known", "known by": backend.known_by if backend else "not_known",
+            })  # fmt: skip
+    return rows
+
+
+def agreement_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Mean and largest difference from the reference for each candidate that serves."""
+    return [
+        {
+            "candidate": t.candidate.id, "tokens": t.comparison.tokens, "mean difference": t.comparison.pooled,
+            "mean |difference|": Measured(value=t.comparison.mean_absolute, unit="nat/token", n=t.comparison.tokens, reason="mean"),
+            "largest": Measured(value=t.comparison.largest, unit="nat", n=1, reason="largest single token"),
+            "bit-identical": t.comparison.identical,
+        }
+        for t in tried if t.comparison
+    ]  # fmt: skip
