@@ -311,7 +311,7 @@ def install_hashed(
     """Install a hashed requirements file: by uv, which pip gets from the same hashes; by pip alone where uv cannot.
 
     Args:
-        compiled: let uv compile all to bytecode, as pip does: the first launch of a server is then as quick as the next.
+        compiled: let uv compile all to bytecode, as pip does; a first launch of a server is then as quick as the next.
     """
     with tempfile.TemporaryDirectory() as folder:
         only_uv = Path(folder) / "uv.txt"
