@@ -267,6 +267,8 @@ class LogReader:
 
     def batch_line(self, number: int, raw: bytes) -> None:
         """One `Decode batch` or `Prefill batch` line."""
+        if b"\x1b" in raw:
+            raw = without_colours(raw)
         at = raw.find(b"Decode batch")
         kind = "decode"
         if at < 0:
@@ -317,7 +319,7 @@ class LogReader:
                 self._trait("#pending-token: ", line)
             if not self.first_time:
                 self.first_stamp(raw)
-            if kind == "decode" or self.ready is not None:
+            if self.ready is not None or not self.failures.seen_startup:
                 self._saw_phase("serving", line)
         if number & 255 == 0 or self.counts[kind] < 50:
             rank = parse_line(number, raw).rank
@@ -367,6 +369,9 @@ class LogReader:
 
     def _whole(self, line: Line) -> None:
         text = line.text
+        if text.startswith(("Decode batch", "Prefill batch")) and "#" in text:
+            self.batch_line(line.number, line.quote.encode("utf-8", "replace"))
+            return
         if line.rank and len(self.ranks) < 4096:
             self.ranks.add(line.rank)
         if not self.failures.open:
@@ -733,7 +738,9 @@ class LogReader:
                     values["usage"] = float(engine["usage"]) / 100
                 self.counts["engine"] += 1
                 self.series.add(line.number, line.quote.encode(), values, "engine")
-        if self.marks["vllm"]:
+        if self.marks["vllm"] > self.marks["sglang"]:
+            if "Application startup complete" in text and self.ready is None:
+                self._saw_phase("ready", line)
             if "ersion " in text or "LLM engine (v" in text:
                 version = VLLM_VERSION.search(text)
                 if version and len(self.versions) < 20:
@@ -890,7 +897,7 @@ class LogReader:
             graphs_enabled=self._graphs_enabled(),
             capacity=capacity,
             slots_per_request=slots,
-            limited_by=_limited_by(capacity, mamba, self.args),
+            limited_by=_limited_by(capacity, mamba, self.args, "spec_max_running" in self.notices),
             ready=self._ready(),
             phase=self.phase,
             phases=self._phases(),
@@ -934,9 +941,11 @@ class LogReader:
             told = self.args.get(name)
             told = self.args.get("tensor_parallel_size", told) if tag == "TP" else told
             seen = [n for n in (rank_tag(rank, tag) for rank in self.ranks) if n is not None]
-            # A tag is written for sizes above one only. The highest rank gives the size if it completes a power of two.
+            # A tag is written for sizes above one only. The highest rank gives the size if it
+            # completes a power of two, or if most of the ranks below it were seen.
             size = max(seen) + 1 if seen else 0
-            sizes[name] = told if isinstance(told, int) else (size if size > 1 and size & (size - 1) == 0 else None)
+            whole = size > 1 and (size & (size - 1) == 0 or 2 * len(set(seen)) > size)
+            sizes[name] = told if isinstance(told, int) else (size if whole else None)
         return sizes
 
     def _launches(self, failure: Failure | None) -> list[Launch]:
@@ -1714,9 +1723,7 @@ def _parts(
     return {name: value for name, value in parts.items() if value is not None}
 
 
-def _static_budget(
-    weights: Sequence[Weights], args: Mapping[str, Any], failure: Failure | None
-) -> dict[str, float | None]:
+def _static_budget(weights: Sequence[Weights], args: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
     rows = [w for w in weights if w.gib is not None and w.avail_gib is not None and w.gib > 0]
     if not rows:
         return {"static_budget_gib": None, "mem_fraction_floor": None}
@@ -1734,12 +1741,16 @@ def _static_budget(
     }
 
 
-def _limited_by(capacity: Capacity | None, mamba: Sequence[MambaPool], args: Mapping[str, Any]) -> str | None:
+def _limited_by(
+    capacity: Capacity | None, mamba: Sequence[MambaPool], args: Mapping[str, Any], by_speculation: bool
+) -> str | None:
     """What bounds the number of running requests, where the log says enough."""
     if capacity is None or not capacity.max_running_requests:
         return None
     running = capacity.max_running_requests
     told = args.get("max_running_requests")
+    if by_speculation and told == running:
+        return f"speculative decoding's own default of {running} (set --max-running-requests)"
     if isinstance(told, int) and told == running:
         return f"the argument max_running_requests={told}"
     if mamba:
