@@ -831,10 +831,8 @@ class View:
 
     def __getitem__(self, dest: str) -> Any:
         """Value of a field; the release's default where it was not asked, None where the release has no such field."""
-        if dest in self.values:
-            return self.values[dest]
         form = self.here.find(dest)
-        return form.default if form is not None else None
+        return self.values.get(form.dest, form.default) if form is not None else None
 
     @property
     def strategy(self) -> Any:
@@ -866,16 +864,6 @@ class View:
     def linear_decode(self) -> Any:
         """The linear-attention backend of decode, as far as the arguments say."""
         return self["linear_attn_decode_backend"] or self["linear_attn_backend"]
-
-    @property
-    def tensor_parallel(self) -> int:
-        """tp_size, whose field has two names."""
-        return int(self["tp_size"] or self["tensor_parallel_size"] or 1)
-
-    @property
-    def pipeline_parallel(self) -> int:
-        """pp_size, whose field has two names."""
-        return int(self["pp_size"] or self["pipeline_parallel_size"] or 1)
 
     @property
     def sm(self) -> int | None:
@@ -1348,7 +1336,7 @@ RULES: tuple[Rule, ...] = (
         r"tp_size must be divisible by number of nodes",
         "tp_size x pp_size must be a multiple of nnodes",
         "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/validation_hook.py (read, not run)",
-        lambda v: v["nnodes"] not in (None, 0) and (v.tensor_parallel * v.pipeline_parallel) % v["nnodes"] != 0,
+        lambda v: v["nnodes"] not in (None, 0) and (v["tp_size"] * v["pp_size"]) % v["nnodes"] != 0,
     ),
 )
 
@@ -1363,8 +1351,8 @@ def check_arguments(
 ) -> list[PredictedFailure]:
     """What this release would refuse or ignore in a configuration, without a launch.
 
-    First what argparse refuses (exit 2: a flag that the release does not know, a value that is no choice or no number),
-    then the rules of RULES. A rule that needs the GPU or a fact about the checkpoint stays silent where it is unknown:
+    What argparse refuses (exit 2: a flag that the release does not know, a value that is no choice or no number); if it
+    refuses nothing, the rules of RULES that apply. A rule that needs the GPU or a fact about the checkpoint stays silent where it is unknown:
     an empty list is no promise that the launch works.
 
     Args:
@@ -1387,30 +1375,32 @@ def check_arguments(
             _argparse("argparse-required", "the following arguments are required: --model-path", "no model_path", here)
         )
     unknown: list[str] = []
-    for key, value in (config.get("flags") or {}).items():
+    for key, value in _mapping(config.get("flags"), "flags", []).items():
         if value is None:
             continue
-        literal = not strict and str(key).startswith("--")
+        literal = not strict and key.startswith("--")
         if literal:
             form = next((f for f in here.forms.values() if key in f.spellings), None) or _abbreviated(key, here, found)
             if form is None and not any(f.id == "argparse-ambiguous" for f in found):
-                unknown.append(str(key))
+                unknown.append(key)
         else:
-            form, value = _form_of(str(key), value, here, [])
+            form, value = _form_of(key, value, here, [])
             if form is None:
-                unknown.append("--" + _plain(str(key)).replace("_", "-"))
+                unknown.append("--" + _plain(key).replace("_", "-"))
         if form is None or value is None:
             continue
         if form.error is not None and value is not False:
             found.append(_argparse("argparse-retired", re.escape(form.error), f"{key} is retired", here))
             continue
-        value = value if literal else _value_of_release(_Asked(str(key), form, value), here, [])
+        value = value if literal else _value_of_release(_Asked(key, form, value), here, [])
         found += _argparse_faults(form, value, here)
         values[form.dest] = form.const if form.action == "deprecated_const" and value is True else _typed(form, value)
     if unknown:
         text = rf"unrecognized arguments: .*{re.escape(unknown[0])}"
         found.append(_argparse("argparse-unknown", text, "; ".join(_missing(k, here) for k in unknown), here))
-    environment = {str(k): str(v) for k, v in (config.get("environment") or {}).items()}
+    if found:
+        return found
+    environment = {k: str(v) for k, v in _mapping(config.get("environment"), "environment", []).items()}
     view = View(here, values, environment, gpu, model or ModelFacts())
     for rule in RULES:
         if _within(here.version, rule.since, rule.until) and rule.applies(view):

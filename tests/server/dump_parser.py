@@ -10,6 +10,7 @@ import io
 import json
 import sys
 
+import sglang.version
 from sglang.srt.server_args import ServerArgs
 
 
@@ -50,7 +51,7 @@ if not asked.strip():
         for action in parser._actions
         if action.dest != "help"
     ]
-    print(json.dumps(rows))
+    print(json.dumps({"version": sglang.version.__version__, "answers": rows}))
 else:
     answers = []
     for arguments in json.loads(asked):
@@ -59,7 +60,7 @@ else:
             with contextlib.redirect_stderr(words):
                 answers.append({"values": plain(vars(parser.parse_args(arguments)))})
         except SystemExit as end:
-            answers.append({"exit": end.code, "error": words.getvalue().strip().splitlines()[-1]})
-        except Exception as error:
+            answers.append({"exit": end.code, "error": words.getvalue()[-2000:]})
+        except (ValueError, TypeError, AssertionError) as error:
             answers.append({"exit": 1, "error": f"{type(error).__name__}: {error}"})
-    print(json.dumps(answers))
+    print(json.dumps({"version": sglang.version.__version__, "answers": answers}))
