@@ -54,7 +54,8 @@ from lib.server import launch as launching
 from lib.server.attach import AttachedServer
 from lib.server.control import Control
 from lib.server.launch import LaunchRecord, Server, ServerSpec
-from lib.server.log import ServerLog, read_log
+from lib.server.log import read_log
+from lib.server.log_records import ServerLog
 from lib.server.spec import server_spec
 
 
@@ -159,7 +160,8 @@ class ServerHandle:
 
     def folder(self, record: LaunchRecord | None = None) -> Path:
         """Raw folder of one launch (default: the latest)."""
-        chosen = record or (self.launches() or [None])[-1]
+        launches = self.launches()
+        chosen = record or (launches[-1] if launches else None)
         if chosen is None:
             raise NotMeasured(f"a launch of server {self.name!r}", "none in this run", "measure something on it first")
         return self.run.raw / "servers" / chosen.launch_id

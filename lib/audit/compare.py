@@ -73,13 +73,13 @@ def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any],
     second = {(s["name"], s["ids_sha256"]): s for s in treated}
     if not first or first.keys() != second.keys():
         odd = sorted(name for name, _ in first.keys() ^ second.keys())
-        raise BadInput("two arms that scored the same token ids of the same documents", f"{', '.join(odd) or 'no scores'}")
+        raise BadInput(
+            "two arms that scored the same token ids of the same documents", f"{', '.join(odd) or 'no scores'}"
+        )
     return [(first[key], second[key]) for key in sorted(first)]
 
 
-def _buckets(
-    a: list[float], b: list[float], blocks: list[str], positions: list[int], width: int
-) -> list[Bucket]:
+def _buckets(a: list[float], b: list[float], blocks: list[str], positions: list[int], width: int) -> list[Bucket]:
     made = []
     for start in range(0, max(positions) + 1, width):
         inside = [i for i, place in enumerate(positions) if start <= place < start + width]
@@ -108,7 +108,11 @@ def _perplexity_ratio(difference: PairedDifference) -> Measured:
     if difference.mean is None or difference.low is None or difference.high is None:
         return Measured(value=None, reason=difference.reason or "no interval")
     return Measured(
-        value=math.exp(-difference.mean), unit="x", n=difference.n, low=math.exp(-difference.high), high=math.exp(-difference.low)
+        value=math.exp(-difference.mean),
+        unit="x",
+        n=difference.n,
+        low=math.exp(-difference.high),
+        high=math.exp(-difference.low),
     )
 
 
@@ -137,5 +141,9 @@ def judge_loss(difference: Measured, floor: float, limit_nats: float) -> tuple[s
     half = (high - low) / 2
     distance = abs(value + limit_nats)
     more = (half / distance) ** 2 if distance > 0 else math.inf
-    needed = f"about {more:.0f} times as many tokens would settle it" if math.isfinite(more) else "the mean lies on the limit"
+    needed = (
+        f"about {more:.0f} times as many tokens would settle it"
+        if math.isfinite(more)
+        else "the mean lies on the limit"
+    )
     return "not_enough_data", f"{words}; the interval spans the limit: {needed}"

@@ -1,6 +1,6 @@
 """Notebook 05: what the KV cache is declared, asked and allocated as, what it costs in accuracy, and whether that is worth it.
 
-    declared (checkpoint files) -> asked (flag) -> resolved by this version's rules -> allocated (the log's pool line)
+declared (checkpoint files) -> asked (flag) -> resolved by this version's rules -> allocated (the log's pool line)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lib.params import AuditParams
 from lib.records import OUTCOMES, Evidence, Measured, Prediction, Record, Status, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.launch import LaunchRecord
-from lib.server.log import KvPool
+from lib.server.log_records import KvPool
 from lib.server.sweep import failed_launch
 
 GIB = 1 << 30
@@ -56,7 +56,10 @@ class Audit:
     def measure(self) -> None:
         """Scores the documents on every arm: the reference twice (its noise floor), every other once."""
         if self.run.attached:
-            self.run.skip("the comparison of KV cache dtypes", "each dtype needs a launch of its own, and the attached server is not restarted")
+            self.run.skip(
+                "the comparison of KV cache dtypes",
+                "each dtype needs a launch of its own, and the attached server is not restarted",
+            )
         for dtype in self.dtypes:
             handle = self.handles[dtype]
             self.launches[dtype] = self.run.try_launch(handle)
@@ -68,7 +71,10 @@ class Audit:
             ).json("documents.json")  # fmt: skip
             names = ["first", "again"] if dtype == self.reference else ["first"]
             self.scores[dtype] = [
-                self.run.measure(f"scores-{dtype}-{name}", handle, score_documents, keep_errors=True, documents=documents) for name in names
+                self.run.measure(
+                    f"scores-{dtype}-{name}", handle, score_documents, keep_errors=True, documents=documents
+                )
+                for name in names
             ]
             handle.stop()
             self.launches[dtype] = handle.launches()[-1]
@@ -82,7 +88,11 @@ class Audit:
         """An arm against the reference; the reference against itself gives the noise floor. None without usable scores."""
         reference = self.scores.get(self.reference) or []
         treated = self.scores.get(dtype) or []
-        pair = (reference[0], reference[1]) if dtype == self.reference and len(reference) > 1 else (reference[:1] + treated[:1])
+        pair = (
+            (reference[0], reference[1])
+            if dtype == self.reference and len(reference) > 1
+            else (reference[:1] + treated[:1])
+        )
         if len(pair) < 2 or not all(m.ok for m in pair):
             return None
         return compare_scores(read_scores(pair[0].folder), read_scores(pair[1].folder), self.params.bucket_tokens)
@@ -95,7 +105,9 @@ class Audit:
 
     def evidence(self, dtype: str) -> list[Evidence]:
         """Raw scores of an arm."""
-        return [self.run.evidence(f) for m in self.scores.get(dtype, []) for f in sorted(m.folder.glob("scores-*.json"))[:1]]
+        return [
+            self.run.evidence(f) for m in self.scores.get(dtype, []) for f in sorted(m.folder.glob("scores-*.json"))[:1]
+        ]
 
     def launch_ids(self, *dtypes: str) -> list[str]:
         return [self.launches[d].launch_id for d in dict.fromkeys(dtypes) if d in self.launches]
@@ -103,7 +115,11 @@ class Audit:
 
 def _asked(a: Audit, dtype: str) -> str:
     flag = a.handles[dtype].params.flags.get("kv_cache_dtype")
-    return str((a.run.server_info(a.launches[dtype]) or {}).get("kv_cache_dtype") if a.run.attached and dtype in a.launches else flag or "auto")
+    return str(
+        (a.run.server_info(a.launches[dtype]) or {}).get("kv_cache_dtype")
+        if a.run.attached and dtype in a.launches
+        else flag or "auto"
+    )
 
 
 def declared_rows(a: Audit) -> list[dict[str, Any]]:
@@ -112,18 +128,22 @@ def declared_rows(a: Audit) -> list[dict[str, Any]]:
     if checkpoint is None:
         return [{"what": "checkpoint", "value": "not read: the server is attached"}]
     quantization, scales = checkpoint.quantization, checkpoint.scales
+    rows: list[dict[str, Any]]
     scale_words = "no tensor list" if scales is None else (
         f"{scales.k_count} k_scale, {scales.v_count} v_scale ({scales.name_form}), all 1.0: {scales.all_one}" if scales.present else "none"
     )  # fmt: skip
     rows = [
         {"what": "architecture", "value": checkpoint.architecture_name},
-        {"what": "weights", "value": f"{quantization.weights_method or 'not quantized'} {quantization.weights_algo or ''}".strip()},
+        {
+            "what": "weights",
+            "value": f"{quantization.weights_method or 'not quantized'} {quantization.weights_algo or ''}".strip(),
+        },
         {"what": "KV cache declared", "value": quantization.kv_declared or "nothing"},
         {"what": "declared in", "value": ", ".join(quantization.kv_declared_in) or "-"},
         {"what": "scale tensors", "value": scale_words},
         {"what": "context", "value": checkpoint.context_length},
     ]
-    return rows + [{"what": "conflict", "value": c} for c in quantization.conflicts]
+    return [*rows, *({"what": "conflict", "value": c} for c in quantization.conflicts)]
 
 
 def resolved_rows(a: Audit) -> list[dict[str, Any]]:
@@ -133,8 +153,19 @@ def resolved_rows(a: Audit) -> list[dict[str, Any]]:
     for dtype in a.dtypes:
         asked = _asked(a, dtype)
         try:
-            found = resolve_kv_cache_dtype(checkpoint, asked, a.run.version(a.handles[dtype]), platform=a.run.platform()) if checkpoint else None
-            rows.append({"arm": dtype, "asked": asked, "predicted": found.torch_dtype if found else "not known", "why": found.why if found else "no checkpoint"})
+            found = (
+                resolve_kv_cache_dtype(checkpoint, asked, a.run.version(a.handles[dtype]), platform=a.run.platform())
+                if checkpoint
+                else None
+            )
+            rows.append(
+                {
+                    "arm": dtype,
+                    "asked": asked,
+                    "predicted": found.dtype if found else "not known",
+                    "why": found.why if found else "no checkpoint",
+                }
+            )
         except WorkbookError as error:
             rows.append({"arm": dtype, "asked": asked, "predicted": "refused", "why": str(error)})
     return rows
@@ -158,12 +189,16 @@ def allocated_rows(a: Audit) -> list[dict[str, Any]]:
 def predictions(a: Audit) -> list[Prediction]:
     """Bytes a token and tokens in the pool for each arm, from the checkpoint, beside the server's own lines."""
     checkpoint = a.run.checkpoint(a.handles[a.reference])
-    made = []
-    for dtype in a.dtypes if checkpoint else []:
+    made: list[Prediction] = []
+    if checkpoint is None:
+        return []
+    for dtype in a.dtypes:
         flags = a.handles[dtype].params.flags
         version, platform, pool = a.run.version(a.handles[dtype]), a.run.platform(), a.pool(dtype)
         try:
-            kv = kv_bytes_per_token(checkpoint, a.params.tp_size, _asked(a, dtype), sglang_version=version, platform=platform)
+            kv = kv_bytes_per_token(
+                checkpoint, a.params.tp_size, _asked(a, dtype), sglang_version=version, platform=platform
+            )
             bytes_predicted = Measured(value=kv.per_gpu, unit="B", reason="computed")
         except WorkbookError as error:
             bytes_predicted = Measured(value=None, unit="B", reason=str(error))
@@ -190,7 +225,11 @@ def _predicted_tokens(a: Audit, dtype: str, flags: Mapping[str, Any], version: s
         return Measured(value=None, reason="no checkpoint")
     host = a.run.host()
     memory = min((g["memory_total_mib"] for g in host["gpus"]), default=host["memory_bytes"] / (1 << 20))
-    taken = {k: flags[k] for k in ("mem_fraction_static", "max_total_tokens", "max_running_requests", "page_size") if flags.get(k)}
+    taken = {
+        k: flags[k]
+        for k in ("mem_fraction_static", "max_total_tokens", "max_running_requests", "page_size")
+        if flags.get(k)
+    }
     try:
         pools = predict_pools(
             checkpoint, tp=a.params.tp_size, kv_cache_dtype=_asked(a, dtype), sglang_version=version, platform=platform,
@@ -207,21 +246,37 @@ def audit_report(a: Audit, dtype: str) -> AuditReport | None:
     if launch is None:
         return None
     checkpoint = a.run.checkpoint(a.handles[dtype])
-    groups = [facts_of_checkpoint(checkpoint, a.run.path(a.run.raw / "checkpoint" / "checkpoint.json"))] if checkpoint else []
+    groups = (
+        [facts_of_checkpoint(checkpoint, a.run.path(a.run.raw / "checkpoint" / "checkpoint.json"))]
+        if checkpoint
+        else []
+    )
     file = a.run.log_file(launch)
     if file.exists():
         groups.append(log_facts(file.read_bytes().splitlines(), a.run.path(file)))
     info = a.run.server_info(launch)
     if info:
         groups.append(server_info_facts(info, a.run.path(file.parent / "server_info.json")))
-    groups.append(environ_facts("\n".join(f"{k}={v}" for k, v in launch.environment.items()), a.run.path(file.parent / "launch.json")))
+    groups.append(
+        environ_facts(
+            "\n".join(f"{k}={v}" for k, v in launch.environment.items()), a.run.path(file.parent / "launch.json")
+        )
+    )
     return audit(gather(*groups))
 
 
 def finding_rows(report: AuditReport | None) -> list[dict[str, Any]]:
     """Findings of the audit, the weightiest first."""
     return [
-        {"rule": f.id, "level": str(f.level), "finding": f.what, "known by": str(f.certainty), "do": f.do, "evidence": f.evidence[:2]}
+        {
+            "rule": f.id,
+            "level": f.level,
+            "severity": f.severity,
+            "finding": f.what,
+            "known by": str(f.certainty),
+            "do": f.do,
+            "evidence": f.evidence[:2],
+        }
         for f in (report.findings if report else [])
     ]
 
@@ -233,8 +288,14 @@ def fine_rows(report: AuditReport | None) -> list[dict[str, Any]]:
 
 def unchecked_rows(report: AuditReport | None) -> list[dict[str, Any]]:
     """What could not be checked, and what would settle it; accepted losses are named too."""
-    rows = [{"rule": n.id, "not checked": n.title, "because": n.why, "settled by": ", ".join(n.settled_by)} for n in (report.not_checked if report else [])]
-    return rows + [{"rule": x.id, "not checked": x.title, "because": f"accepted: {x.what}", "settled by": x.instead} for x in (report.accepted_losses if report else [])]
+    rows = [
+        {"rule": n.id, "not checked": n.title, "because": n.why, "settled by": ", ".join(n.settled_by)}
+        for n in (report.not_checked if report else [])
+    ]
+    return rows + [
+        {"rule": x.id, "not checked": x.title, "because": f"accepted: {x.what}", "settled by": x.instead}
+        for x in (report.accepted_losses if report else [])
+    ]
 
 
 def loss_rows(a: Audit) -> list[dict[str, Any]]:
@@ -245,7 +306,16 @@ def loss_rows(a: Audit) -> list[dict[str, Any]]:
         name = f"{dtype} again (noise floor)" if dtype == a.reference else f"{dtype} against {a.reference}"
         if found is None:
             problem = next((m.problem for m in a.scores.get(dtype, []) if m.problem), "it has no scores")
-            rows.append({"arm": name, "mean": Measured(value=None, reason=problem), "mean |difference|": None, "perplexity": None, "largest": None, "identical": None})
+            rows.append(
+                {
+                    "arm": name,
+                    "mean": Measured(value=None, reason=problem),
+                    "mean |difference|": None,
+                    "perplexity": None,
+                    "largest": None,
+                    "identical": None,
+                }
+            )
             continue
         rows.append({
             "arm": name, "mean": found.pooled,
@@ -272,7 +342,10 @@ def document_rows(a: Audit) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     documents = Measurement(file.parent, None).json("documents.json")  # type: ignore[arg-type]
-    return [{"document": d["name"], "origin": d["origin"], "SHA-256 of the text": d["sha256"][:16], "tokens": len(d["ids"])} for d in documents]
+    return [
+        {"document": d["name"], "origin": d["origin"], "SHA-256 of the text": d["sha256"][:16], "tokens": len(d["ids"])}
+        for d in documents
+    ]
 
 
 def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
@@ -321,19 +394,33 @@ def _audit_verdict(a: Audit, dtype: str) -> Verdict:
     launch = a.launches[dtype]
     common: dict[str, Any] = {
         "id": f"audit-{dtype}", "claim": f"Nothing in the configuration with {dtype} lowers accuracy silently", "rule": "docs/rules.md",
-        "limit": "no finding of level medium or above", "launch_ids": [launch.launch_id],
+        "limit": "no finding of level warning or error", "launch_ids": [launch.launch_id],
     }  # fmt: skip
     if report is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="nothing could be read", **common)
-    heavy = [f for f in report.findings if str(f.level) in ("medium", "high", "critical")]
+    heavy = [f for f in report.findings if f.level != "info"]
     evidence = [e for f in (heavy or report.fine) for e in f.evidence][:6]
-    measured = Measured(value=len(heavy), unit="findings", n=len(report.findings) + len(report.fine), reason="rules answered")
+    measured = Measured(
+        value=len(heavy), unit="findings", n=len(report.findings) + len(report.fine), reason="rules answered"
+    )
     if heavy:
         words = "; ".join(f"{f.id} ({f.level}): {f.what}" for f in heavy)
-        return Verdict(status=Status.FAIL, measured=measured, reason=words, evidence=evidence or [a.run.evidence(a.run.log_file(launch))], **common)
+        return Verdict(
+            status=Status.FAIL,
+            measured=measured,
+            reason=words,
+            evidence=evidence or [a.run.evidence(a.run.log_file(launch))],
+            **common,
+        )
     serious = [n.id for n in report.not_checked if str(n.severity) in ("high", "critical")]
     if serious or not report.fine:
-        return Verdict(status=Status.INCONCLUSIVE, measured=measured, reason=f"nothing found, but not everything could be checked: {', '.join(serious)}", evidence=evidence, **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            measured=measured,
+            reason=f"nothing found, but not everything could be checked: {', '.join(serious)}",
+            evidence=evidence,
+            **common,
+        )
     return Verdict(status=Status.PASS, measured=measured, reason=report.answer, evidence=evidence, **common)
 
 
@@ -345,13 +432,28 @@ def _as_predicted(a: Audit, p: Prediction) -> Verdict:
         "limit": "within 1%, or within the rounding of the log", "rule": p.source, "launch_ids": [launch.launch_id] if launch else [],
     }  # fmt: skip
     predicted, measured = p.predicted.value, p.measured.value if p.measured else None
-    if not isinstance(predicted, (int, float)) or not isinstance(measured, (int, float)) or launch is None or p.measured is None:
-        return Verdict(status=Status.INCONCLUSIVE, reason=(p.predicted.reason if predicted is None else p.measured.reason if p.measured else None) or "not measured", **common)
+    if (
+        not isinstance(predicted, (int, float))
+        or not isinstance(measured, (int, float))
+        or launch is None
+        or p.measured is None
+    ):
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason=(p.predicted.reason if predicted is None else p.measured.reason if p.measured else None)
+            or "not measured",
+            **common,
+        )
     low = min(measured * 0.99, p.measured.low if p.measured.low is not None else measured)
     high = max(measured * 1.01, p.measured.high if p.measured.high is not None else measured)
     pool = a.pool(dtype)
     evidence = [a.run.evidence(a.run.log_file(launch), pool.line_no if pool else None, pool.line if pool else None)]
-    return Verdict(status=Status.PASS if low <= predicted <= high else Status.FAIL, reason=f"measured / predicted = {measured / predicted:.4f}", evidence=evidence, **common)
+    return Verdict(
+        status=Status.PASS if low <= predicted <= high else Status.FAIL,
+        reason=f"measured / predicted = {measured / predicted:.4f}",
+        evidence=evidence,
+        **common,
+    )
 
 
 def _floor_verdict(a: Audit) -> Verdict:
@@ -363,7 +465,9 @@ def _floor_verdict(a: Audit) -> Verdict:
     found = a.compared(a.reference)
     if found is None:
         return _unusable(a, (a.reference,), common)
-    measured = Measured(value=found.mean_absolute, unit="nat/token", n=found.tokens, reason="mean |difference|, the same server twice")
+    measured = Measured(
+        value=found.mean_absolute, unit="nat/token", n=found.tokens, reason="mean |difference|, the same server twice"
+    )
     status = Status.PASS if found.mean_absolute <= a.params.limit_nats / 10 else Status.INCONCLUSIVE
     words = "bit-identical" if found.identical else f"largest single difference {found.largest:+.4f} nat"
     return Verdict(status=status, measured=measured, reason=words, evidence=a.evidence(a.reference), **common)
@@ -406,7 +510,11 @@ def _affordable(a: Audit, dtype: str) -> Verdict:
     if reference is None or context is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="no pool line, or no context length", **common)
     more = f"; {dtype} would hold {other.tokens}" if other else ""
-    capped = " (both are capped by --max-total-tokens, so the cost in tokens does not show here)" if other and other.tokens == reference.tokens else ""
+    capped = (
+        " (both are capped by --max-total-tokens, so the cost in tokens does not show here)"
+        if other and other.tokens == reference.tokens
+        else ""
+    )
     return Verdict(
         status=Status.PASS if reference.tokens >= context else Status.FAIL,
         measured=Measured(value=reference.tokens / context, unit="contexts", n=1, reason="read"),

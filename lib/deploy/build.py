@@ -20,7 +20,7 @@ from lib.records import OUTCOMES, Measured, Prediction, Status, Verdict
 from lib.results import NotebookRun, ServerHandle
 from lib.server.answers import Answer, ask, read_answer
 from lib.server.launch import LaunchRecord
-from lib.server.log import Fact, KvPool
+from lib.server.log_records import Fact, KvPool
 from lib.server.spec import resolve_python
 from lib.server.sweep import failed_launch
 
@@ -113,13 +113,33 @@ def stack_rows(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
         found = versions.get(name)
         rows.append({"what": name, "value": found["version"] if found else "not installed", "detail": _origin(found)})
     cuda = torch.get("cuda") or torch.get("hip")
-    rows.append({"what": "torch", "value": torch.get("__version__", torch.get("error", "not installed")), "detail": f"git {str(torch.get('git_version'))[:12]}"})
-    rows.append({"what": "CUDA / HIP", "value": cuda or "none", "detail": "" if cuda else "this torch is built for the CPU alone"})
+    rows.append(
+        {
+            "what": "torch",
+            "value": torch.get("__version__", torch.get("error", "not installed")),
+            "detail": f"git {str(torch.get('git_version'))[:12]}",
+        }
+    )
+    rows.append(
+        {
+            "what": "CUDA / HIP",
+            "value": cuda or "none",
+            "detail": "" if cuda else "this torch is built for the CPU alone",
+        }
+    )
     gpus = ", ".join(f"{g['name']} ({g['memory_total_mib']:.0f} MiB)" for g in host["gpus"])
     rows.append({"what": "GPUs", "value": len(host["gpus"]), "detail": gpus or host["gpus_reason"]})
     driver = {g["driver_version"] for g in host["gpus"]}
-    rows.append({"what": "driver", "value": ", ".join(sorted(driver)) or "none", "detail": "" if driver else host["gpus_reason"]})
-    rows.append({"what": "CPU", "value": host["cpu"], "detail": f"{host['cpu_cores']} cores; {', '.join(host['cpu_features'])}"})
+    rows.append(
+        {
+            "what": "driver",
+            "value": ", ".join(sorted(driver)) or "none",
+            "detail": "" if driver else host["gpus_reason"],
+        }
+    )
+    rows.append(
+        {"what": "CPU", "value": host["cpu"], "detail": f"{host['cpu_cores']} cores; {', '.join(host['cpu_features'])}"}
+    )
     return rows
 
 
@@ -134,9 +154,16 @@ def _origin(found: Mapping[str, Any] | None) -> str:
 def changed_files(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Checked distributions with the number of files that equal their RECORD, differ from it, or are missing."""
     return [
-        {"name": d["name"], "version": d["version"], "same": d["files"]["same"], "changed": d["files"]["n_changed"],
-         "missing": d["files"]["n_missing"], "which": ", ".join((d["files"]["changed"] + d["files"]["missing"])[:5])}
-        for d in inventory["distributions"] if d.get("files")
+        {
+            "name": d["name"],
+            "version": d["version"],
+            "same": d["files"]["same"],
+            "changed": d["files"]["n_changed"],
+            "missing": d["files"]["n_missing"],
+            "which": ", ".join((d["files"]["changed"] + d["files"]["missing"])[:5]),
+        }
+        for d in inventory["distributions"]
+        if d.get("files")
     ]
 
 
@@ -146,7 +173,10 @@ def changed_files(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
 def inventory_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
     """The environment behind the server (raw record `inventory`); for an attached server, why it isn't read."""
     if server.attached:
-        run.skip("the inventory of the server's environment", "the server is attached, not launched from an environment named here")
+        run.skip(
+            "the inventory of the server's environment",
+            "the server is attached, not launched from an environment named here",
+        )
         return {"reason": "attached server", "distributions": [], "torch": {}, "python": "", "host": run.host()}
     python = None if run.offline else str(resolve_python(server.params.python))
     return dict(run.measure("inventory", None, take_inventory, python=python).json("inventory.json"))
@@ -201,11 +231,20 @@ def pool_bytes_per_token(pool: KvPool | None) -> Measured:
     if pool.kv_gib is None or pool.tokens <= 0 or pool.bytes_per_token_low is None:
         return Measured(value=None, reason="the pool line carries no usable sizes")
     value = pool.kv_gib * GIB / pool.tokens
-    return Measured(value=value, unit="B", n=1, low=pool.bytes_per_token_low, high=pool.bytes_per_token_high, reason="rounding of the log line")
+    return Measured(
+        value=value,
+        unit="B",
+        n=1,
+        low=pool.bytes_per_token_low,
+        high=pool.bytes_per_token_high,
+        reason="rounding of the log line",
+    )
 
 
 def _known(value: float | int | None, unit: str, why_not: str, note: str = "no interval: read once") -> Measured:
-    return Measured(value=value, unit=unit, n=1 if value is not None else None, reason=why_not if value is None else note)
+    return Measured(
+        value=value, unit=unit, n=1 if value is not None else None, reason=why_not if value is None else note
+    )
 
 
 def loaded_rows(run: NotebookRun, launch: LaunchRecord) -> list[dict[str, Any]]:
@@ -214,11 +253,15 @@ def loaded_rows(run: NotebookRun, launch: LaunchRecord) -> list[dict[str, Any]]:
     rows = [{"what": "launch", "value": launch.launch_id, "evidence": run.evidence(file.parent / "launch.json")}]
     rows.append({"what": "state", "value": launch.state, "evidence": run.evidence(file.parent / "launch.json")})
     if launch.exit_code is not None and launch.ready_s is None:
-        rows.append({"what": "exit code", "value": launch.exit_code, "evidence": run.evidence(file.parent / "launch.json")})
+        rows.append(
+            {"what": "exit code", "value": launch.exit_code, "evidence": run.evidence(file.parent / "launch.json")}
+        )
     for weights in log.weights if log else []:
         rows.append(_line(run, file, f"weights ({weights.role})", f"{weights.model_class}, {weights.gib} GiB", weights))
     for pool in log.kv_pools if log else []:
-        rows.append(_line(run, file, f"KV pool ({pool.role})", f"{pool.dtype}, {pool.tokens} tokens, {pool.kv_gib} GiB", pool))
+        rows.append(
+            _line(run, file, f"KV pool ({pool.role})", f"{pool.dtype}, {pool.tokens} tokens, {pool.kv_gib} GiB", pool)
+        )
     if log and log.capacity:
         rows.append(_line(run, file, "context", f"{log.capacity.context_len} tokens", log.capacity))
     if log and log.ready:
@@ -235,7 +278,9 @@ def known_answer(run: NotebookRun, server: ServerHandle, launch: LaunchRecord) -
     if launch.ready_s is None and launch.state != "attached":
         return None
     known = run.profile.known_answer
-    asked = run.measure("answer", server, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens)
+    asked = run.measure(
+        "answer", server, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens
+    )
     return read_answer(asked.json("answer.json"), known.expect) if asked.ok else None
 
 
@@ -243,8 +288,17 @@ def answer_rows(run: NotebookRun, answer: Answer | None) -> list[dict[str, Any]]
     """The prompt, what came, what was expected."""
     known = run.profile.known_answer
     if answer is None:
-        return [{"prompt": known.prompt, "answer": "(none)", "expected": known.expect or "(anything)", "degenerate": ""}]
-    return [{"prompt": known.prompt, "answer": repr(answer.text), "expected": repr(known.expect), "degenerate": answer.degenerate or "no"}]
+        return [
+            {"prompt": known.prompt, "answer": "(none)", "expected": known.expect or "(anything)", "degenerate": ""}
+        ]
+    return [
+        {
+            "prompt": known.prompt,
+            "answer": repr(answer.text),
+            "expected": repr(known.expect),
+            "degenerate": answer.degenerate or "no",
+        }
+    ]
 
 
 def stop_rows(server: ServerHandle) -> list[dict[str, Any]]:
@@ -310,8 +364,18 @@ def _loads(run: NotebookRun, launch: LaunchRecord) -> Verdict:
         "limit": f"ready within {run.profile.server.ready_timeout_s:.0f} s", "launch_ids": [launch.launch_id],
     }  # fmt: skip
     if launch.state == "attached":
-        return Verdict(status=Status.PASS, reason="it answers; it was attached, its start was not seen", evidence=[run.evidence(file.parent / "server_info.json")], **common)
-    measured = Measured(value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason="one launch" if launch.ready_s else launch.state)
+        return Verdict(
+            status=Status.PASS,
+            reason="it answers; it was attached, its start was not seen",
+            evidence=[run.evidence(file.parent / "server_info.json")],
+            **common,
+        )
+    measured = Measured(
+        value=launch.ready_s,
+        unit="s",
+        n=1 if launch.ready_s else None,
+        reason="one launch" if launch.ready_s else launch.state,
+    )
     if launch.ready_s is not None:
         log = run.log(launch)
         ready = log.ready if log else None
@@ -330,12 +394,19 @@ def _answers(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, answe
         "limit": f"begins with {run.profile.known_answer.expect!r}", "launch_ids": [launch.launch_id],
     }  # fmt: skip
     if answer is None:
-        return Verdict(status=Status.INVALID, reason="the answer could not be taken from one and the same server", **common)
+        return Verdict(
+            status=Status.INVALID, reason="the answer could not be taken from one and the same server", **common
+        )
     evidence = [run.evidence(file, quote=answer.text[:80])]
     if answer.degenerate:
         return Verdict(status=Status.FAIL, reason=f"degenerate: {answer.degenerate}", evidence=evidence, **common)
     if answer.correct is None:
-        return Verdict(status=Status.INCONCLUSIVE, reason="nothing is expected of this model; its output is not degenerate", evidence=evidence, **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason="nothing is expected of this model; its output is not degenerate",
+            evidence=evidence,
+            **common,
+        )
     status = Status.PASS if answer.correct else Status.FAIL
     return Verdict(status=status, reason=f"it says {answer.text[:40]!r}", evidence=evidence, **common)
 
@@ -348,7 +419,11 @@ def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, f
     }  # fmt: skip
     predicted, measured = prediction.predicted.value, prediction.measured.value if prediction.measured else None
     if not isinstance(predicted, (int, float)) or not isinstance(measured, (int, float)):
-        reason = prediction.predicted.reason if predicted is None else (prediction.measured.reason if prediction.measured else "not measured")
+        reason = (
+            prediction.predicted.reason
+            if predicted is None
+            else (prediction.measured.reason if prediction.measured else "not measured")
+        )
         return Verdict(status=Status.INCONCLUSIVE, reason=reason or "unknown", **common)
     low, high = measured * 0.98, measured * 1.02
     if prediction.measured and prediction.measured.low is not None and prediction.measured.high is not None:
@@ -356,7 +431,12 @@ def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, f
     if prediction.id == "weights":  # printed to 0.01 GB, and measured as a difference of free memory
         low, high = min(low, measured - 0.01 * GIB), max(high, measured + 0.01 * GIB)
     status = Status.PASS if low <= predicted <= high else Status.FAIL
-    return Verdict(status=status, reason=f"measured / predicted = {measured / predicted:.4f}", evidence=[run.evidence(file)], **common)
+    return Verdict(
+        status=status,
+        reason=f"measured / predicted = {measured / predicted:.4f}",
+        evidence=[run.evidence(file)],
+        **common,
+    )
 
 
 def recommendation(made: Sequence[Verdict]) -> str:

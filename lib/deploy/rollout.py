@@ -17,7 +17,7 @@ from lib.report.state import run_discoveries, state_markdown
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer
 from lib.server.launch import LaunchRecord
-from lib.server.log import KvPool
+from lib.server.log_records import KvPool
 from lib.server.spec import server_spec
 
 #: The port of the service where params name none: SGLang's own default.
@@ -90,7 +90,13 @@ def check_rows(unit: Measurement | None) -> list[dict[str, Any]]:
     rows = [{"check": f"linter: {f.get('id')}", "result": f.get("what") or f.get("title")} for f in checks["lint"]]
     rows = rows or [{"check": "linter", "result": "nothing found"}]
     verify = checks["verify"]
-    return [*rows, {"check": "systemd-analyze verify", "result": f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}"}]
+    return [
+        *rows,
+        {
+            "check": "systemd-analyze verify",
+            "result": f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
+        },
+    ]
 
 
 def same_command(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None) -> tuple[bool, str]:
@@ -105,7 +111,12 @@ def same_command(run: NotebookRun, launch: LaunchRecord, unit: Measurement | Non
     for argv in (inside, ran):
         if "--port" in argv:
             argv[argv.index("--port") + 1] = "PORT"
-    return inside == ran, "ExecStart equals the launched command but for the port" if inside == ran else f"unit: {inside}; launched: {ran}"
+    return (
+        inside == ran,
+        "ExecStart equals the launched command but for the port"
+        if inside == ran
+        else f"unit: {inside}; launched: {ran}",
+    )
 
 
 def pools(run: NotebookRun, launch: LaunchRecord) -> list[KvPool]:
@@ -119,16 +130,30 @@ def proof_rows(run: NotebookRun, launch: LaunchRecord) -> list[dict[str, Any]]:
     log, file = run.log(launch), run.log_file(launch)
     rows: list[dict[str, Any]] = []
     for pool in pools(run, launch):
-        rows.append({"what": "KV cache allocated", "value": f"{pool.dtype}, {pool.tokens} tokens", "evidence": run.evidence(file, pool.line_no, pool.line)})
+        rows.append(
+            {
+                "what": "KV cache allocated",
+                "value": f"{pool.dtype}, {pool.tokens} tokens",
+                "evidence": run.evidence(file, pool.line_no, pool.line),
+            }
+        )
     if log and log.capacity:
         rows.append({"what": "capacity", "value": f"{log.capacity.max_total_num_tokens} tokens, context {log.capacity.context_len}",
                      "evidence": run.evidence(file, log.capacity.line_no, log.capacity.line)})  # fmt: skip
     if log and log.ready:
-        rows.append({"what": "ready", "value": f"after {launch.ready_s} s", "evidence": run.evidence(file, log.ready.line_no, log.ready.line)})
+        rows.append(
+            {
+                "what": "ready",
+                "value": f"after {launch.ready_s} s",
+                "evidence": run.evidence(file, log.ready.line_no, log.ready.line),
+            }
+        )
     return rows
 
 
-def verdicts(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, unit: Measurement | None, answer: Answer | None) -> list[Verdict]:
+def verdicts(
+    run: NotebookRun, server: ServerHandle, launch: LaunchRecord, unit: Measurement | None, answer: Answer | None
+) -> list[Verdict]:
     """Unit sound, unit is what ran, KV dtype as planned, answer right, server gone."""
     params: DeployParams = run.params  # type: ignore[assignment]
     made: list[Verdict] = []
@@ -156,9 +181,9 @@ def verdicts(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, unit:
 
 def _unit_sound(run: NotebookRun, unit: Measurement) -> Verdict:
     found = unit.json("check.json")["lint"]
-    heavy = [f for f in found if f.get("level") not in ("info", "low")]
+    heavy = [f for f in found if f["level"] != "info"]
     return Verdict(
-        id="unit-lint", claim="The unit has none of the known mistakes of service units", rule="lib.deploy.unit.lint_unit", limit="no finding of level medium or above",
+        id="unit-lint", claim="The unit has none of the known mistakes of service units", rule="lib.deploy.unit.lint_unit", limit="no finding of level warning or error",
         status=Status.FAIL if heavy else Status.PASS, measured=Measured(value=len(heavy), unit="findings", reason="counted"),
         reason="; ".join(f"{f.get('id')}: {f.get('what')}" for f in heavy) or "nothing found", evidence=[run.evidence(unit.folder / "check.json")],
     )  # fmt: skip
@@ -166,7 +191,12 @@ def _unit_sound(run: NotebookRun, unit: Measurement) -> Verdict:
 
 def _verify(run: NotebookRun, unit: Measurement) -> Verdict:
     verify = unit.json("check.json")["verify"]
-    common: dict[str, Any] = {"id": "unit-verify", "claim": "systemd accepts the unit", "rule": "systemd-analyze verify", "limit": "exit 0, no complaint"}
+    common: dict[str, Any] = {
+        "id": "unit-verify",
+        "claim": "systemd accepts the unit",
+        "rule": "systemd-analyze verify",
+        "limit": "exit 0, no complaint",
+    }
     if verify["exit_code"] is None:
         return Verdict(status=Status.UNSUPPORTED, reason=verify["output"], **common)
     ok = verify["exit_code"] == 0 and not verify["output"]
@@ -194,7 +224,13 @@ def _kv_dtype(run: NotebookRun, launch: LaunchRecord, planned: str | None) -> Ve
     names = {(p.dtype or "").removeprefix("torch.") for p in found}
     evidence = [run.evidence(run.log_file(launch), p.line_no, p.line) for p in found]
     status = Status.PASS if not wanted or names == {wanted} else Status.FAIL
-    return Verdict(status=status, measured=Measured(value=", ".join(sorted(names)), reason="read"), reason=f"allocated: {', '.join(sorted(names))}", evidence=evidence, **common)
+    return Verdict(
+        status=status,
+        measured=Measured(value=", ".join(sorted(names)), reason="read"),
+        reason=f"allocated: {', '.join(sorted(names))}",
+        evidence=evidence,
+        **common,
+    )
 
 
 def _smoke(run: NotebookRun, launch: LaunchRecord, answer: Answer | None) -> Verdict:
@@ -220,8 +256,14 @@ def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None
         name = unit.json("check.json")["unit"]
         file = run.evidence(unit.folder / name)
         instructions = [
-            (f"Copy {name} to /etc/systemd/system/ as root, then: systemctl daemon-reload && systemctl enable --now {params.service}", file),
-            (f"Read only the current start: journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID {params.service})", file),
+            (
+                f"Copy {name} to /etc/systemd/system/ as root, then: systemctl daemon-reload && systemctl enable --now {params.service}",
+                file,
+            ),
+            (
+                f"Read only the current start: journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID {params.service})",
+                file,
+            ),
             ("Stop an old server by its unit or its process identity, never by the name of a program", here),
         ]
     earlier = list(run.earlier().values())
@@ -234,4 +276,8 @@ def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None
 def recommendation(made: Sequence[Verdict]) -> str:
     """Deploy, or what stands against it."""
     bad = [v.id for v in made if v.status in (Status.FAIL, Status.INVALID, Status.ERROR)]
-    return f"Do not deploy yet: {', '.join(bad)}." if bad else "This configuration ran and was verified: the unit may be installed (see state.md)."
+    return (
+        f"Do not deploy yet: {', '.join(bad)}."
+        if bad
+        else "This configuration ran and was verified: the unit may be installed (see state.md)."
+    )

@@ -26,7 +26,9 @@ LEVEL_FILE = "level.jsonl"
 Levels = dict[int, Measurement]
 
 
-def build_workload(dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None) -> Workload:
+def build_workload(
+    dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None
+) -> Workload:
     """The requests of one level: `count` measured ones and one warm-up that is none of them."""
     if dataset == "random_ids":
         return workloads.random_ids(count, input_len, output_len, vocab_size=vocab_size, seed=seed)
@@ -77,7 +79,9 @@ def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
 
 def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_key_env: str | None) -> None:
     """One chat completion, alone and cold, as people try a server by hand (level.jsonl of one request)."""
-    made = workloads.make_workload("smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False)
+    made = workloads.make_workload(
+        "smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False
+    )
     server.control.flush_cache()
     run_level(
         server.base_url, "chat", made.requests, out=folder / LEVEL_FILE, concurrency=1,
@@ -134,12 +138,22 @@ def failure_rows(levels: Levels) -> list[dict[str, Any]]:
     for c, measurement in levels.items():
         level = level_of(measurement)
         if level is None:
-            rows.append({"concurrency": c, "sent": 0, "ok": 0, "failed": 0, "causes": measurement.problem or "no record"})
+            rows.append(
+                {"concurrency": c, "sent": 0, "ok": 0, "failed": 0, "causes": measurement.problem or "no record"}
+            )
             continue
         causes = metrics.failures(level)
         failed = sum(causes.values())
         words = ", ".join(f"{name}: {n}" for name, n in causes.items()) or "none"
-        rows.append({"concurrency": c, "sent": len(level.requests), "ok": len(level.requests) - failed, "failed": failed, "causes": words})
+        rows.append(
+            {
+                "concurrency": c,
+                "sent": len(level.requests),
+                "ok": len(level.requests) - failed,
+                "failed": failed,
+                "causes": words,
+            }
+        )
     return rows
 
 
@@ -165,7 +179,9 @@ def measure_bandwidth(folder: Path) -> None:
         began = time.perf_counter()
         block.sum()
         best = max(best, block.nbytes / (time.perf_counter() - began))
-    local.write_atomic(folder / "bandwidth.json", json.dumps({"read_bytes_per_s": best, "threads": 1, "bytes": block.nbytes}))
+    local.write_atomic(
+        folder / "bandwidth.json", json.dumps({"read_bytes_per_s": best, "threads": 1, "bytes": block.nbytes})
+    )
 
 
 def ceiling_at(run: NotebookRun, server: ServerHandle, concurrency: int) -> DecodeCeiling | str:
@@ -301,14 +317,21 @@ def _smoke_verdict(run: NotebookRun, levels: Levels, smoke: Measurement) -> Verd
     if smoke.stamp.invalid:
         return Verdict(status=Status.INVALID, reason=smoke.stamp.invalid, **common)
     if figure is None or not isinstance(figure.value, (int, float)):
-        return Verdict(status=Status.INCONCLUSIVE, reason=(figure.reason if figure else None) or smoke.problem or "no answer", **common)
-    parts = {k: apart[k].value for k in ("output_tokens", "ttft_s", "decode_s", "decode_tokens_per_s", "after_last_token_s")}
-    if any(not isinstance(v, (int, float)) for v in parts.values()):
-        return Verdict(status=Status.INCONCLUSIVE, measured=figure, reason="the answer came in one piece: no decode rate", **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason=(figure.reason if figure else None) or smoke.problem or "no answer",
+            **common,
+        )
+    numbers = {k: m.value for k, m in apart.items() if isinstance(m.value, (int, float))}
+    needed = ("output_tokens", "ttft_s", "decode_s", "decode_tokens_per_s", "after_last_token_s")
+    if any(key not in numbers for key in needed):
+        reason = "the answer came in one piece: no decode rate"
+        return Verdict(status=Status.INCONCLUSIVE, measured=figure, reason=reason, **common)
+    parts = {key: float(numbers[key]) for key in needed}
     total = parts["ttft_s"] + parts["decode_s"] + parts["after_last_token_s"]
     explained = parts["output_tokens"] / total
     words = (
-        f"{parts['output_tokens']} tokens in {parts['ttft_s']:.3f} s to the first, then {parts['decode_tokens_per_s']:.4g} tok/s, "
+        f"{parts['output_tokens']:.0f} tokens in {parts['ttft_s']:.3f} s to the first, then {parts['decode_tokens_per_s']:.4g} tok/s, "
         f"and {parts['after_last_token_s']:.3f} s after the last"
     )
     status = Status.PASS if abs(explained / float(figure.value) - 1) <= 0.05 else Status.FAIL
@@ -323,13 +346,16 @@ def recommendation(made: Sequence[Verdict], levels: Levels) -> str:
         return "No level gave a usable measurement: read the failures before anything else."
     best = max(rows, key=lambda r: r["output_tokens_per_s"].value or 0)
     text = f"Highest measured throughput: {best['output_tokens_per_s'].value:.4g} tok/s at C={best['concurrency']}"
-    return f"{text}; not everything passed: {', '.join(v.id for v in bad)}." if bad else f"{text}; every request was answered."
+    return (
+        f"{text}; not everything passed: {', '.join(v.id for v in bad)}."
+        if bad
+        else f"{text}; every request was answered."
+    )
 
 
 def reference_rows(reference: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Published rows from the profile (marked as such), in the origin table's columns."""
     return [dict(row) for row in reference.get(key, [])]
-
 
 
 #: Metrics that notebook 03 shows by level, in this order.

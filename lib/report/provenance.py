@@ -19,11 +19,20 @@ def provenance_table(provenance: Provenance) -> Table:
     """What runs this notebook: commit, Python, parameters, machine."""
     commit = provenance.commit or "not a git checkout"
     rows = [
-        ("workbook", f"{provenance.workbook_version}, commit {commit[:12]}{' with local changes' if provenance.dirty else ''}"),
+        (
+            "workbook",
+            f"{provenance.workbook_version}, commit {commit[:12]}{' with local changes' if provenance.dirty else ''}",
+        ),
         ("Python of the notebooks", f"{provenance.python}, packages {provenance.packages_sha256[:12]}"),
         ("parameters", f"{provenance.params_sha256[:12]}"),
-        ("machine", f"{provenance.host.get('cpu')}, {provenance.host.get('cpu_cores')} cores, {provenance.host.get('os')}"),
-        ("GPUs", ", ".join(g["name"] for g in provenance.host.get("gpus", [])) or str(provenance.host.get("gpus_reason"))),
+        (
+            "machine",
+            f"{provenance.host.get('cpu')}, {provenance.host.get('cpu_cores')} cores, {provenance.host.get('os')}",
+        ),
+        (
+            "GPUs",
+            ", ".join(g["name"] for g in provenance.host.get("gpus", [])) or str(provenance.host.get("gpus_reason")),
+        ),
     ]
     return table([{"what": what, "value": value} for what, value in rows], caption="What runs this notebook")
 

@@ -49,7 +49,10 @@ class Arm(Record):
         if not self.verify_steps:
             return Measured(value=None, reason="no verification step was counted")
         return Measured(
-            value=self.completion_tokens / self.verify_steps, unit="tok/step", n=self.verify_steps, reason="one run: no interval"
+            value=self.completion_tokens / self.verify_steps,
+            unit="tok/step",
+            n=self.verify_steps,
+            reason="one run: no interval",
         )
 
     @property
@@ -58,7 +61,10 @@ class Arm(Record):
         if not self.proposed_drafts:
             return Measured(value=None, reason="no draft was proposed")
         return Measured(
-            value=(self.correct_drafts or 0) / self.proposed_drafts, unit="", n=self.proposed_drafts, reason="one run: no interval"
+            value=(self.correct_drafts or 0) / self.proposed_drafts,
+            unit="",
+            n=self.proposed_drafts,
+            reason="one run: no interval",
         )
 
 
@@ -148,9 +154,7 @@ def compare_tables(without: Sequence[Mapping[str, Any]], with_treatment: Sequenc
     Near-zero acceptance costs time (drafting and verifying), so equal throughput and equal token counts are what the
     same server measured twice looks like. Example: the origin case's tables.
     """
-    pairs = [
-        (a, b) for a, b in itertools.product(without, with_treatment) if a["concurrency"] == b["concurrency"]
-    ]
+    pairs = [(a, b) for a, b in itertools.product(without, with_treatment) if a["concurrency"] == b["concurrency"]]
     equal = sum(a["tokens"] == b["tokens"] for a, b in pairs)
     changes = [b["aggregate_tokens_per_s"] / a["aggregate_tokens_per_s"] - 1 for a, b in pairs]
     largest = max(changes, key=abs) if changes else 0.0
@@ -177,7 +181,16 @@ def try_treatment(run: NotebookRun) -> tuple[ServerHandle, LaunchRecord | None]:
     return handle, run.try_launch(handle)
 
 
-def send_arm(server: Answering, folder: Path, text: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None) -> None:
+def send_arm(
+    server: Answering,
+    folder: Path,
+    text: str,
+    count: int,
+    input_len: int,
+    output_len: int,
+    seed: int,
+    vocab_size: int | None,
+) -> None:
     """Sends `count` requests one at a time (/generate, not streaming) and writes the raw answers (answers.json)."""
     made = build_workload(text, count, input_len, output_len, seed, vocab_size)
     server.control.flush_cache()
@@ -186,7 +199,9 @@ def send_arm(server: Answering, folder: Path, text: str, count: int, input_len: 
         prompt = {"text": request.prompt} if isinstance(request.prompt, str) else {"input_ids": list(request.prompt)}
         sampling = {"temperature": 0, "max_new_tokens": output_len, "ignore_eos": True}
         answers.append(server.control.generate({**prompt, "sampling_params": sampling}))
-    local.write_atomic(folder / "answers.json", json.dumps({"workload": made.describe(), "answers": answers[len(made.warmup) :]}))
+    local.write_atomic(
+        folder / "answers.json", json.dumps({"workload": made.describe(), "answers": answers[len(made.warmup) :]})
+    )
 
 
 def measure_arm(run: NotebookRun, server: ServerHandle, name: str, treated: bool) -> list[Arm]:
@@ -197,7 +212,9 @@ def measure_arm(run: NotebookRun, server: ServerHandle, name: str, treated: bool
     arms = []
     for kind in KINDS:
         if kind == "random_ids" and vocab is None:
-            run.skip(f"random ids in arm {name}", "the vocabulary size is not known, and an id outside it kills the server")
+            run.skip(
+                f"random ids in arm {name}", "the vocabulary size is not known, and an id outside it kills the server"
+            )
             continue
         taken = run.measure(
             f"{name}/{kind}", server, send_arm, keep_errors=True, text=kind, count=params.num_requests or 4,
@@ -230,7 +247,9 @@ def copy_recorded(folder: Path, source: str) -> None:
     """Copies the recorded answers of both arms into this run, so that its evidence is in one place."""
     files = sorted(Path(source).glob("m1_*_c1.generate.json"))
     if not files:
-        raise BadInput(f"recorded runs in {source}", "no m1_*_c1.generate.json", "correct `recorded`, or set it to null")
+        raise BadInput(
+            f"recorded runs in {source}", "no m1_*_c1.generate.json", "correct `recorded`, or set it to null"
+        )
     for file in files:
         local.write_atomic(folder / file.name, file.read_bytes())
 
@@ -268,7 +287,9 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
 
 def acceptance_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Accept length by text, for the figure."""
-    return [{"label": f"{a.name}: {a.text.replace('_', ' ')}", "accept_length": a.accept_length} for a in arms if a.treated]
+    return [
+        {"label": f"{a.name}: {a.text.replace('_', ' ')}", "accept_length": a.accept_length} for a in arms if a.treated
+    ]
 
 
 def comparison_rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
@@ -283,22 +304,41 @@ def comparison_rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def verdicts(run: NotebookRun, launch: LaunchRecord | None, measured: Sequence[Comparison], recorded: Sequence[Comparison]) -> list[Verdict]:
+def verdicts(
+    run: NotebookRun, launch: LaunchRecord | None, measured: Sequence[Comparison], recorded: Sequence[Comparison]
+) -> list[Verdict]:
     """Does it run here; does it pay here; what the recorded runs show; what the published tables are worth."""
     made = []
     if launch is not None:
         made.append(_starts(run, launch))
     for one in measured:
         folder = run.raw / "treated" / one.text
-        made.append(_pays(one, f"pays-{one.text}", "here", [run.evidence(folder / "answers.json")], [launch.launch_id] if launch else []))
+        made.append(
+            _pays(
+                one,
+                f"pays-{one.text}",
+                "here",
+                [run.evidence(folder / "answers.json")],
+                [launch.launch_id] if launch else [],
+            )
+        )
     for one in recorded:
-        files = [run.evidence(run.raw / "recorded" / f"m1_{arm}_{one.text}_c1.generate.json") for arm in ("base", "nextn")]
+        files = [
+            run.evidence(run.raw / "recorded" / f"m1_{arm}_{one.text}_c1.generate.json") for arm in ("base", "nextn")
+        ]
         made.append(_pays(one, f"recorded-{one.text}", "in the recorded H200 runs (a toy model)", files, []))
     reference = run.profile.reference
     if reference.get("without_nextn") and reference.get("asked_for_nextn"):
         made.append(_published(run, compare_tables(reference["without_nextn"], reference["asked_for_nextn"])))
     if not made:
-        made.append(Verdict(id="nextn", claim="NEXTN pays", status=Status.INCONCLUSIVE, reason="nothing was measured and nothing recorded is named"))
+        made.append(
+            Verdict(
+                id="nextn",
+                claim="NEXTN pays",
+                status=Status.INCONCLUSIVE,
+                reason="nothing was measured and nothing recorded is named",
+            )
+        )
     return made
 
 
@@ -313,11 +353,20 @@ def _starts(run: NotebookRun, launch: LaunchRecord) -> Verdict:
         return Verdict(status=OUTCOMES[outcome], reason=reason, evidence=[evidence], **common)
     algorithm = (run.server_info(launch) or {}).get("speculative_algorithm")
     status = Status.PASS if algorithm else Status.INVALID
-    return Verdict(status=status, reason=f"resolved speculative_algorithm: {algorithm}", evidence=[run.evidence(file.parent / "server_info.json")], **common)
+    return Verdict(
+        status=status,
+        reason=f"resolved speculative_algorithm: {algorithm}",
+        evidence=[run.evidence(file.parent / "server_info.json")],
+        **common,
+    )
 
 
 def _pays(one: Comparison, id_: str, where: str, evidence: list[Evidence], launch_ids: list[str]) -> Verdict:
-    same = "" if one.same_output is None else f"; greedy output {'the same' if one.same_output else f'differs from token {one.first_difference} on'}"
+    same = (
+        ""
+        if one.same_output is None
+        else f"; greedy output {'the same' if one.same_output else f'differs from token {one.first_difference} on'}"
+    )
     text = one.text.replace("_", " ")
     if one.outcome == "no_trace_of_treatment":
         status, reason = Status.INVALID, one.reason
@@ -344,7 +393,11 @@ def recommendation(launch: LaunchRecord | None, measured: Sequence[Comparison], 
     if measured:
         slower = [c.text for c in measured if isinstance(c.speed_ratio.value, float) and c.speed_ratio.value < 1]
         return f"Measure repeats before deciding; in one run of each arm it was slower on: {', '.join(slower) or 'none of the texts'}."
-    spread = [f"{c.speed_ratio.value:.2f}x on {c.text.replace('_', ' ')}" for c in recorded if isinstance(c.speed_ratio.value, float)]
+    spread = [
+        f"{c.speed_ratio.value:.2f}x on {c.text.replace('_', ' ')}"
+        for c in recorded
+        if isinstance(c.speed_ratio.value, float)
+    ]
     here = "It does not run here" if launch is not None else "It was not tried here"
     return f"{here}; the recorded runs ({', '.join(spread) or 'none'}) show that the answer depends on the text, so measure on your own."
 
@@ -354,7 +407,13 @@ def launch_rows(run: NotebookRun, launch: LaunchRecord | None) -> list[dict[str,
     if launch is None:
         return [{"what": "launch", "value": "not tried: the server is attached", "evidence": None}]
     if launch.ready_s is not None:
-        return [{"what": "ready after", "value": Measured(value=launch.ready_s, unit="s", n=1, reason="one launch"), "evidence": None}]
+        return [
+            {
+                "what": "ready after",
+                "value": Measured(value=launch.ready_s, unit="s", n=1, reason="one launch"),
+                "evidence": None,
+            }
+        ]
     outcome, reason, evidence = failed_launch(run, launch)
     return [{"what": outcome.replace("_", " "), "value": reason, "evidence": evidence}]
 

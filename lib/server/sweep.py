@@ -1,9 +1,9 @@
 """Notebook 02: candidates launched one after the other, each outcome from evidence.
 
-    asked --launch--> died      -> class and line from the log (crashes, unsupported_here, out_of_memory)
-                  --> not ready -> hangs
-                  --> ready     -> ran what was asked?  no: silently_ignored
-                               -> answers as the reference does?  garbage / numerically_off / works
+asked --launch--> died      -> class and line from the log (crashes, unsupported_here, out_of_memory)
+              --> not ready -> hangs
+              --> ready     -> ran what was asked?  no: silently_ignored
+                           -> answers as the reference does?  garbage / numerically_off / works
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
         return []
     by_id = {c.id: c for c in params.candidates}
     if params.reference not in by_id or len(by_id) != len(params.candidates):
-        raise BadInput(f"candidates with unique ids, one of them the reference {params.reference!r}", f"{[c.id for c in params.candidates]}")
+        raise BadInput(
+            f"candidates with unique ids, one of them the reference {params.reference!r}",
+            f"{[c.id for c in params.candidates]}",
+        )
     order = [by_id[params.reference], *(c for c in params.candidates if c.id != params.reference)]
     reference_scores: Measurement | None = None
     tried = []
@@ -55,13 +58,22 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
     return sorted(tried, key=lambda t: [c.id for c in params.candidates].index(t.candidate.id))
 
 
-def _try(run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None) -> tuple[Tried, Measurement | None]:
+def _try(
+    run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None
+) -> tuple[Tried, Measurement | None]:
     handle = run.server(candidate.id, candidate.flags, candidate.environment, ready_timeout_s=candidate.ready_timeout_s)
     launch = run.try_launch(handle)
     answer = scores = None
     if launch.ready_s is not None:
         known = run.profile.known_answer
-        asked = run.measure(f"{candidate.id}/answer", handle, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens)
+        asked = run.measure(
+            f"{candidate.id}/answer",
+            handle,
+            ask,
+            keep_errors=True,
+            prompt=known.prompt,
+            max_new_tokens=known.max_new_tokens,
+        )
         answer = read_answer(asked.json("answer.json"), known.expect) if asked.ok else None
         scores = _score(run, params, handle, candidate)
         handle.stop()
@@ -75,8 +87,12 @@ def _try(run: NotebookRun, params: SweepParams, candidate: Candidate, reference:
 
 
 def _score(run: NotebookRun, params: SweepParams, handle: ServerHandle, candidate: Candidate) -> Measurement:
-    documents = run.measure("documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens)
-    return run.measure(f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json"))
+    documents = run.measure(
+        "documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens
+    )
+    return run.measure(
+        f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json")
+    )
 
 
 def judge(
@@ -107,7 +123,9 @@ def judge(
         return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
     invalid = scores.stamp.invalid if scores else None
     if invalid:
-        return Trial(outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common)
+        return Trial(
+            outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common
+        )
     if scores is not None and scores.stamp.error:
         return Trial(
             outcome="garbage" if "NaN" in scores.stamp.error else "crashes", reason=scores.stamp.error,
@@ -136,7 +154,11 @@ def failed_launch(run: NotebookRun, launch: LaunchRecord) -> tuple[str, str, Evi
         phase = launch.phases[-1][0] if launch.phases else "before its first line"
         return "hangs", f"not ready after {launch.ended_s} s; last seen: {phase}", run.evidence(file)
     if failure is None or not failure.cause_known:
-        return "crashes", f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause", run.evidence(file)
+        return (
+            "crashes",
+            f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause",
+            run.evidence(file),
+        )
     reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {(failure.phase or 'starting').replace('_', ' ')}: {failure.root_cause}"
     return failure.outcome, reason, run.evidence(file, failure.line_no, failure.line)
 
@@ -150,18 +172,24 @@ def not_honoured(run: NotebookRun, flags: Mapping[str, Any], launch: LaunchRecor
         if asked and backend.taken and backend.taken != asked and backend.known_by in ("line", "trace"):
             info = run.server_info(launch) or {}
             repeats = f"; /server_info still says {info.get(backend.kind)}" if info.get(backend.kind) == asked else ""
-            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(file, backend.line_no, backend.line)
+            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(
+                file, backend.line_no, backend.line
+            )
     ready = log.ready if log else None
     return None, run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)
 
 
-def _quality(answer: Answer | None, compared: ScoreComparison | None, limit: float, is_reference: bool) -> tuple[str, str] | None:
+def _quality(
+    answer: Answer | None, compared: ScoreComparison | None, limit: float, is_reference: bool
+) -> tuple[str, str] | None:
     if answer is not None and answer.degenerate:
         return "garbage", f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})"
     if answer is not None and answer.correct is False:
         return "garbage", f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}"
     if compared is not None and not is_reference and compared.mean_absolute > limit:
-        words = f"mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens, limit {limit:g}"
+        words = (
+            f"mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens, limit {limit:g}"
+        )
         return ("garbage" if compared.mean_absolute > 1.0 else "numerically_off"), words
     return None
 
@@ -198,7 +226,10 @@ def verdicts(run: NotebookRun, tried: Sequence[Tried]) -> list[Verdict]:
         return [Verdict(status=Status.INCONCLUSIVE, reason="no candidate was launched", **common)]
     names = ", ".join(t.candidate.id for t in working) or "none"
     evidence = [e for t in (working or tried) for e in t.trial.evidence]
-    return [*made, Verdict(status=Status.PASS if working else Status.FAIL, reason=f"works: {names}", evidence=evidence, **common)]
+    return [
+        *made,
+        Verdict(status=Status.PASS if working else Status.FAIL, reason=f"works: {names}", evidence=evidence, **common),
+    ]
 
 
 def recommendation(tried: Sequence[Tried]) -> str:
@@ -246,12 +277,19 @@ def expected_rows(run: NotebookRun) -> list[dict[str, Any]]:
         sm = int(float(gpu["compute_cap"]) * 10) if gpu else None
         found = check_arguments(
             {"model_path": handle.params.model, "flags": handle.params.flags, "environment": handle.params.environment},
-            version, Gpu(sm=sm, name=gpu["name"] if gpu else "none", count=len(run.host()["gpus"])),
+            version, Gpu(sm=sm, name=gpu["name"] if gpu else "none", amx="amx_tile" in run.host()["cpu_features"]),
         )  # fmt: skip
         if not found:
             rows.append({"candidate": candidate.id, "expected": "nothing known against it", "why": "", "source": ""})
         for one in found:
-            rows.append({"candidate": candidate.id, "expected": one.outcome.replace("_", " "), "why": one.reason, "source": one.source})
+            rows.append(
+                {
+                    "candidate": candidate.id,
+                    "expected": one.outcome.replace("_", " "),
+                    "why": one.reason,
+                    "source": one.source,
+                }
+            )
     return rows
 
 
