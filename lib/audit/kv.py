@@ -12,7 +12,7 @@ from lib.audit.compare import ScoreComparison, compare_scores, judge_loss
 from lib.audit.evidence import environ_facts, facts_of_checkpoint, gather, log_facts, server_info_facts
 from lib.audit.probes import read_scores, score_documents, tokenize_documents
 from lib.audit.rules import AuditReport, audit
-from lib.deploy.build import pool_bytes_per_token
+from lib.deploy.build import COARSEST, pool_bytes_per_token
 from lib.errors import WorkbookError
 from lib.model.memory import kv_bytes_per_token, predict_pools
 from lib.model.quantization import resolve_kv_cache_dtype
@@ -446,6 +446,8 @@ def _as_predicted(a: Audit, p: Prediction) -> Verdict:
         )
     low = min(measured * 0.99, p.measured.low if p.measured.low is not None else measured)
     high = max(measured * 1.01, p.measured.high if p.measured.high is not None else measured)
+    if (high - low) / 2 > COARSEST * predicted:
+        return Verdict(status=Status.INCONCLUSIVE, reason=f"the log's rounding leaves {low:.4g} to {high:.4g}: too coarse here", **common)
     pool = a.pool(dtype)
     evidence = [a.run.evidence(a.run.log_file(launch), pool.line_no if pool else None, pool.line if pool else None)]
     return Verdict(

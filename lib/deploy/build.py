@@ -25,6 +25,8 @@ from lib.server.spec import resolve_python
 from lib.server.sweep import failed_launch
 
 GIB = 1 << 30
+#: A log line whose rounding is coarser than this share of a prediction can neither confirm nor refute it.
+COARSEST = 0.1
 
 #: Distributions whose files are compared with their RECORD: a local patch shows as a changed file.
 CHECKED = ("sglang", "sgl-kernel", "sglang-kernel", "flashinfer-python", "torch", "transformers")
@@ -430,6 +432,9 @@ def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, f
         low, high = min(low, prediction.measured.low), max(high, prediction.measured.high)
     if prediction.id == "weights":  # printed to 0.01 GB, and measured as a difference of free memory
         low, high = min(low, measured - 0.01 * GIB), max(high, measured + 0.01 * GIB)
+    if (high - low) / 2 > COARSEST * predicted:
+        reason = f"the log's rounding leaves {low:.4g} to {high:.4g} {prediction.predicted.unit}: too coarse for this small model"
+        return Verdict(status=Status.INCONCLUSIVE, reason=reason, **common)
     status = Status.PASS if low <= predicted <= high else Status.FAIL
     return Verdict(
         status=status,

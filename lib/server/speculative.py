@@ -262,7 +262,7 @@ def recorded_arms(run: NotebookRun) -> list[Arm]:
     copied = run.measure("recorded", None, copy_recorded, source=str(source))
     arms = []
     for file in sorted(copied.folder.glob("m1_*.generate.json")):
-        arm, text = file.name.removeprefix("m1_").removesuffix("_c1.generate.json").split("_", 1)
+        arm, text = file.name.removeprefix("m1_").removesuffix("_c1.generate.json").split(".", 1)
         arms.append(arm_from_answers(f"recorded {arm}", text, arm == "nextn", json.loads(file.read_text())))
     return arms
 
@@ -324,7 +324,7 @@ def verdicts(
         )
     for one in recorded:
         files = [
-            run.evidence(run.raw / "recorded" / f"m1_{arm}_{one.text}_c1.generate.json") for arm in ("base", "nextn")
+            run.evidence(run.raw / "recorded" / f"m1_{arm}.{one.text}_c1.generate.json") for arm in ("base", "nextn")
         ]
         made.append(_pays(one, f"recorded-{one.text}", "in the recorded H200 runs (a toy model)", files, []))
     reference = run.profile.reference
