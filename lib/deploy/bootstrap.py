@@ -45,17 +45,17 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 BASE_PYTHON: str = getattr(sys, "_base_executable", None) or sys.executable
 STAMP = ".workbook-stamp.json"
 PARTS = ("notebooks", "server", "models")
-#: Seconds a step takes on two cores with a fast network, until this machine's own times are known. Gigabytes on disk.
+#: Seconds a step may take on two cores, until this machine's own times are known; then gigabytes that a part may take.
 EXPECTED_S = {
     "notebooks: virtual environment": 4,
     "notebooks: packages": 15,
     "notebooks: this project": 3,
     "server: virtual environment": 4,
-    "server: packages": 25,
-    "server: torch": 40,
+    "server: packages": 40,
+    "server: torch": 30,
     "models": 45,
 }
-DISK_GB = {"notebooks": 0.8, "server": 2.5, "models": 0.6}
+DISK_GB = {"notebooks": 1.0, "server": 3.0, "models": 0.6}
 
 
 class SetupError(Exception):
