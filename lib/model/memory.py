@@ -927,6 +927,10 @@ def predict_pools(
                 explicit=max_mamba_cache_size // dp_attention if max_mamba_cache_size is not None else None,
                 no_radix=disable_radix_cache,
             )
+        if cell <= 0:
+            raise BadInput(
+                "expected a model that keeps K and V", "only recurrent layers", "there is no KV pool to size"
+            )
         profiled = int(budget.kv // cell) // page_size * page_size
         if profiled <= 0:
             raise BadInput(
