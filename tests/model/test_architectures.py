@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lib.errors import BadInput, UnknownArchitecture
-from lib.model.architectures import TABLE, architecture, text_config
+from lib.model.architectures import LEFT_OUT, TABLE, architecture, text_config
 from lib.model.checkpoint import checkpoint_from_configs
 from lib.model.memory import kv_bytes_per_token, predict_pools, state_bytes_per_slot
 from tests.model.checkpoint_files import ORIGIN, SMOLLM2
@@ -92,6 +92,15 @@ def test_unknown_architectures_are_refused_by_name(name: str) -> None:
     for compute in (kv_bytes_per_token, state_bytes_per_slot, predict_pools):
         with pytest.raises(UnknownArchitecture, match=name[:50]):
             compute(checkpoint)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("name", sorted(LEFT_OUT))
+def test_what_is_left_out_says_why(name: str) -> None:
+    """Architectures that were read but have no simple formula are refused with the reason."""
+    assert name not in TABLE
+    with pytest.raises(UnknownArchitecture, match=name) as caught:
+        architecture(RICH | {"architectures": [name]})
+    assert LEFT_OUT[name][:40] in str(caught.value)
 
 
 def test_head_dim_taken_or_derived() -> None:

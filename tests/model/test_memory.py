@@ -155,6 +155,11 @@ def test_four_bits_take_their_scales() -> None:
     assert (kv.dtype, kv.per_gpu) == ("float4_e2m1fn_x2", 30 * 2 * (192 // 2 + 192 // 16))
 
 
+def test_mxfp8_takes_a_scale_per_32() -> None:
+    """One byte an element and one per 32: 23,040 / 2 * 33 / 32 B."""
+    assert kv_bytes_per_token(SMOL, dtype="mxfp8", sglang_version="0.5.16").per_gpu == 30 * 2 * (192 + 6)
+
+
 def test_no_recurrent_layers_is_none() -> None:
     """A dense model has no state: None, not 0."""
     assert state_bytes_per_slot(SMOL) is None
@@ -433,6 +438,29 @@ def test_sliding_pools_share_by_ratio() -> None:
     assert pool.max_total_num_tokens == pytest.approx(213_761, rel=0.001)
     assert pool.swa_tokens == pytest.approx(171_008, rel=0.001)
     assert pool.kv_gib == pytest.approx(36.69, rel=0.001)
+
+
+def test_a_sliding_pool_sized_by_requests() -> None:
+    """Without radix cache and with --max-running-requests (0.5.14 on), sliding tokens follow requests, and the
+    rest is full tokens.
+    """
+    inputs: dict[str, Any] = {
+        "pre_load_gib": 140.0,
+        "available_gib": 100.0,
+        "mem_fraction_static": 0.8,
+        "disable_radix_cache": True,
+        "max_running_requests": 16,
+        "chunked_prefill_size": 8192,
+        "kv_cache_dtype": "bf16",
+    }
+    pool = predict_pools(public("gpt-oss-120b"), sglang_version="0.5.16", **inputs)
+    # (window 128 + interval 128 + page 1 + decode 1) * 16 requests + 2 chunks + page
+    assert pool.swa_tokens == 258 * 16 + 2 * 8192 + 1
+    assert pool.max_total_num_tokens == (72 * GIB - pool.swa_tokens * 36864) // 36864
+    shared = predict_pools(public("gpt-oss-120b"), sglang_version="0.5.13.post1", **inputs)
+    assert shared.max_total_num_tokens == pytest.approx(72 * GIB / (1.8 * 36864), abs=1)
+    with pytest.raises(BadInput, match="chunked_prefill_size"):
+        predict_pools(public("gpt-oss-120b"), sglang_version="0.5.16", **(inputs | {"chunked_prefill_size": None}))
 
 
 def test_rules_of_the_state_split_differ_by_version() -> None:
