@@ -141,7 +141,7 @@ def _word(scheme: Any) -> str | None:
             return "other" if scheme else None
         if bits is None:
             return _word(str(scheme["dtype"]))
-        return {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8"}.get((kind, bits), "other")
+        return {"float 8": "fp8", "float 4": "nvfp4", "int 8": "int8"}.get(f"{kind} {bits}", "other")
     name = str(scheme).strip().upper()
     if name in ("AUTO", "NONE", "NULL"):
         return None
@@ -253,7 +253,7 @@ def declared_quantization(config: Config, hf_quant_config: Config | None = None)
     return Quantization(
         weights_method=method,
         weights_algo=str(algo) if algo else None,
-        weights_bits=float(bits) if isinstance(bits, (int, float)) and not isinstance(bits, bool) else None,
+        weights_bits=float(bits) if isinstance(bits, (int, float)) and 0 < bits <= 64 else None,
         group_size=group if isinstance(group, int) and not isinstance(group, bool) else None,
         producer=" ".join(str(producer.get(k, "")) for k in ("name", "version")).strip()
         if isinstance(producer, Mapping)
