@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lib.server.failures import Failure, FailureReader
-from lib.server.lines import Line, parse_line, rank_tag, seconds_between, split_messages, without_colours
+from lib.server.lines import MAX_LINE_BYTES, Line, parse_line, rank_tag, seconds_between, split_messages, without_colours
 from lib.server.log_records import (
     Backend,
     Batch,
@@ -139,7 +139,10 @@ def feed_many(reader: LogReader, lines: Iterable[Any]) -> None:
         number += 1
         if type(raw) is str:
             raw = raw.encode("utf-8", "replace")
-        size += len(raw) + 1
+        length = len(raw)
+        size += length + 1
+        if length >= MAX_LINE_BYTES:
+            reader.cut_lines += 1
         if b" batch" in raw and (b"Decode batch" in raw or b"Prefill batch" in raw) and b"\r" not in raw[:-2]:
             batch(number, raw)
         elif b"HTTP/1." in raw and b"INFO: " in raw and b"\r" not in raw[:-2]:
@@ -184,6 +187,7 @@ class LogReader:
         self.number = 0
         self.bytes = 0
         self.http = 0
+        self.cut_lines = 0
         self.want_all = False
         self.first_time: str | None = None
         self.last_stamped: bytes = b""
@@ -918,6 +922,7 @@ class LogReader:
             launches=self._launches(failure),
             failure=failure,
             dropped_facts=self.dropped,
+            cut_lines=self.cut_lines,
         )
         log = redact_object(log, sorted(self.earlier_secrets))
         return log.model_copy(update={"batches": self._batches()})
@@ -1470,7 +1475,7 @@ def bytes_per_token(tokens: int, sizes_gib: Sequence[float]) -> tuple[float | No
     element size,
     a multiple of a large power of two; of the values in each part's range the one with the largest such factor is
     taken,
-    unless the range is wider than 4% (then None: a pool that prints 0.00 GB says nothing).
+    unless the range is wider than 1% (then None: a pool that prints 0.00 GB says nothing).
 
     Args:
         tokens: tokens of the pool.
@@ -1486,7 +1491,7 @@ def bytes_per_token(tokens: int, sizes_gib: Sequence[float]) -> tuple[float | No
         # Buffers hold one page (up to 64 tokens) more than the tokens that are counted.
         a, b = (size - 0.005) * GIB / (tokens + 64), (size + 0.005) * GIB / tokens
         low, high = low + a, high + b
-        part = _roundest(a, b) if b - a <= 0.04 * b else None
+        part = _roundest(a, b) if b - a <= 0.01 * b else None
         total = total + part if total is not None and part is not None else None
     return round(max(low, 0.0), 2), round(high, 2), total
 

@@ -198,11 +198,14 @@ def test_old_forms_of_lines() -> None:
     assert (log.version_at_least, log.version_at_most) == (None, "0.5.12.post1")
     assert log.graphs[0].seconds == 8.1
     new = [
-        "[2026-11-01 10:00:01] SWA KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 8000, K size: 0.50 GB, V size: 0.50 GB",
-        "[2026-11-01 10:00:01] Full KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 10000, K size: 1.00 GB, V size: 1.00 GB",
+        "[2026-11-01 10:00:01] SWA KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 8000, K size: 0.50 "
+        "GB, V size: 0.50 GB",
+        "[2026-11-01 10:00:01] Full KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 10000, K size: 1.00 "
+        "GB, V size: 1.00 GB",
         "[2026-11-01 10:00:01] SWAKVPool mem usage: 3.00 GB, swa size: 8000, full size: 10000",
         "[2026-11-01 10:00:01] Memory pool end. avail mem=20.00 GB",
-        "[2026-11-01 10:00:02] Full KV Cache is allocated. dtype: torch.bfloat16, #tokens: 10000, K size: 0.25 GB, V size: 0.25 GB",
+        "[2026-11-01 10:00:02] Full KV Cache is allocated. dtype: torch.bfloat16, #tokens: 10000, K size: 0.25 GB, V "
+        "size: 0.25 GB",
         "[2026-11-01 10:00:02] Memory pool end. avail mem=19.50 GB",
     ]
     log = read_log(new)
@@ -406,7 +409,8 @@ def test_no_draft_accepted_is_a_real_zero() -> None:
     """Accept length 1.00 is no accepted draft: 0, not 11%; and no speculation at all is None."""
     log = read_log(
         [
-            "[2026-01-01 00:00:00] Decode batch, #running-req: 48, #token: 3894, token usage: 0.00, accept len: 1.00, accept rate: 0.11, cuda graph: False, gen throughput (token/s): 5452.63, #queue-req: 0, "
+            "[2026-01-01 00:00:00] Decode batch, #running-req: 48, #token: 3894, token usage: 0.00, accept len: "
+            "1.00, accept rate: 0.11, cuda graph: False, gen throughput (token/s): 5452.63, #queue-req: 0, "
         ]
     )
     assert log.speculation is not None
@@ -555,6 +559,7 @@ def test_a_line_without_end_is_cut() -> None:
     assert [len(items[0]), len(items)] == [MAX_LINE_BYTES, 2]
     log = read_log(items)
     assert log.last_avail_gib == 9.0
+    assert (log.cut_lines, log.lines) == (1, 2)
     assert log.engine == "sglang"
 
 
