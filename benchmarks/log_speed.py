@@ -8,6 +8,7 @@ loop is `for line in f: pattern.search(line)` with one alternation of the patter
 straightforward script does, without taking a single fact. Target: at most twice the bare loop, at most 300 MB.
 """
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import argparse
@@ -70,13 +71,19 @@ def make(path: Path, mib: int) -> None:
             for line in body:
                 n += 1
                 if b"Decode batch" in line:
-                    line = re.sub(rb"throughput \(token/s\): [\d.]+", b"throughput (token/s): %.2f" % chance.uniform(20, 4000), line)
+                    line = re.sub(
+                        rb"throughput \(token/s\): [\d.]+",
+                        b"throughput (token/s): %.2f" % chance.uniform(20, 4000),
+                        line,
+                    )
                     block.append(line.replace(b"] Decode", b" DP1 TP1] Decode"))
                 block.append(line)
                 if n % 997 == 0:
                     block.append(chance.choice(other))
                 if n % 5003 == 0:
-                    block.append(b"[2026-11-29 13:06:28] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 512, #new_token_ratio: 0.5 -> 0.9")
+                    block.append(
+                        b"[2026-11-29 13:06:28] KV cache pool is full. Retract requests. #retracted_reqs: 1, #new_tokens_gained: 512, #new_token_ratio: 0.5 -> 0.9"
+                    )
             data = b"\n".join(block) + b"\n"
             out.write(data)
             written += len(data)
@@ -112,7 +119,9 @@ def main() -> None:
         with args.file.open("rb") as handle:
             log = read_log(lines_of(handle.read))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"    decode lines {log.batches.decode_lines}, retractions {log.retractions}, series {len(log.batches.series)}")
+        print(
+            f"    decode lines {log.batches.decode_lines}, retractions {log.retractions}, series {len(log.batches.series)}"
+        )
         print(f"    peak memory {peak:.0f} MB")
         return
     with tempfile.TemporaryDirectory(prefix="log_speed_") as folder:
@@ -122,7 +131,9 @@ def main() -> None:
         ours, _ = measure("read_log", "read_log", path)
         loop, _ = measure("bare loop, one alternation", "loop", path)
         start = time.perf_counter()
-        subprocess.run(["grep", "-cE", "Decode batch|Prefill batch|KV Cache is allocated|hit an exception", str(path)], check=False)
+        subprocess.run(
+            ["grep", "-cE", "Decode batch|Prefill batch|KV Cache is allocated|hit an exception", str(path)], check=False
+        )
         print(f"{'grep -cE, four words':38s} {time.perf_counter() - start:8.1f} s")
         print(f"read_log / bare loop = {ours / loop:.2f} (target: at most 2)")
 

@@ -24,7 +24,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lib.server.failures import Failure, FailureReader
-from lib.server.lines import MAX_LINE_BYTES, Line, parse_line, rank_tag, seconds_between, split_messages, without_colours
+from lib.server.lines import (
+    MAX_LINE_BYTES,
+    Line,
+    parse_line,
+    rank_tag,
+    seconds_between,
+    split_messages,
+    without_colours,
+)
 from lib.server.log_records import (
     Backend,
     Batch,

@@ -1,5 +1,7 @@
 """`lib.server.log`: every recorded server is read right, and the answer follows when the log changes."""
 
+# ruff: noqa: E501  (lines of servers are quoted whole)
+
 from __future__ import annotations
 
 import importlib

@@ -1,5 +1,7 @@
 """`lib.server.progress`: what a starting server is doing, from one line."""
 
+# ruff: noqa: E501  (lines of servers are quoted whole)
+
 from __future__ import annotations
 
 from pathlib import Path
