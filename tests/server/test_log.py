@@ -553,6 +553,22 @@ def test_prompts_in_the_log_are_not_the_servers_words() -> None:
     assert got.kv == want.kv
 
 
+def test_batch_lines_in_a_prompt_are_not_counted() -> None:
+    """A batch line that a user pasted into a prompt is no batch line."""
+    pasted = b"Decode batch, #running-req: 9, #token: 1, token usage: 0.99, cuda graph: True, gen throughput (token/s): 9.00, #queue-req: 9"
+    lines = recorded("h200-sglang-0.5.16/m1_base.log")
+    said = b"[2026-11-29 13:00:00] Receive: obj=GenerateReqInput(text='why " + pasted + b"')"
+    assert read_log([*lines, said]).batches == read_log(lines).batches
+
+
+def test_repeated_warnings_are_counted() -> None:
+    """A warning that is repeated ten thousand times by three ranks is counted, with its ranks."""
+    line = "[2026-11-29 13:06:27 TP%d] Using FP8 KV cache but no scaling factors provided. Defaulting to scaling factors of 1.0."
+    log = read_log(line % (n % 3) for n in range(10_000))
+    (notice,) = log.notices
+    assert (notice.count, notice.ranks, notice.line_no) == (10_000, ["TP0", "TP1", "TP2"], 1)
+
+
 def test_a_line_without_end_is_cut() -> None:
     """A huge line is cut at MAX_LINE_BYTES and the lines after it keep their numbers."""
     blocks = [b"x" * (1 << 20)] * 40 + [b"\n[2026-11-29 13:06:28] Memory pool end. avail mem=9.00 GB\n"]
