@@ -16,6 +16,7 @@ from lib.server.log_tables import LEVELS
 
 #: Progress goes to stderr once for this many bytes.
 _PROGRESS_BYTES = 1 << 28
+_MAIN_BACKENDS = ("attention_backend", "moe_runner_backend", "fp4_gemm_runner_backend", "sampling_backend")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -121,7 +122,8 @@ def _report(log: ServerLog) -> Iterator[str]:
     if log.weights_gib_per_rank is not None:
         yield f"weights: {log.weights_gib_per_rank:g} GiB per rank{_at(log.weights[0])}"
     for backend in log.backends:
-        if backend.changed or backend.known_by in ("line", "trace"):
+        main = backend.taken is not None and backend.kind in _MAIN_BACKENDS
+        if backend.changed or main or backend.known_by in ("line", "trace"):
             asked = f" (asked: {backend.asked})" if backend.asked else ""
             yield f"{backend.kind}: {backend.taken}{asked}, known by {backend.known_by}{_at(backend)}"
     yield from _memory_lines(log)
@@ -169,7 +171,8 @@ def _memory_lines(log: ServerLog) -> Iterator[str]:
         per_token = f", {pool.bytes_per_token} B per token" if pool.bytes_per_token else ""
         yield f"  {pool.role} {pool.label}: {pool.tokens} tokens, {parts}{per_token}{_at(pool)}"
     for total in log.pool_totals[:1]:
-        yield f"  all pools of one rank: {total.gib:g} GiB, swa {total.swa_tokens}, full {total.full_tokens} tokens{_at(total)}"
+        tokens = f"swa {total.swa_tokens}, full {total.full_tokens} tokens"
+        yield f"  all pools of one rank: {total.gib:g} GiB, {tokens}{_at(total)}"
     for mamba in log.mamba_pools[:1]:
         yield f"recurrent state: {mamba.slots} slots, {mamba.total_gib:g} GiB per rank{_at(mamba)}"
     if log.capacity:
@@ -181,18 +184,15 @@ def _memory_lines(log: ServerLog) -> Iterator[str]:
     if log.limited_by:
         yield f"  running requests are limited by {log.limited_by}"
     for row in log.vllm_capacity:
-        parts = [
-            f"{key} {value}"
-            for key, value in row.model_dump(exclude_none=True).items()
-            if key not in ("line", "line_no", "rank")
-        ]
-        yield f"vLLM KV cache: {', '.join(parts)}{_at(row)}"
+        known = row.model_dump(exclude_none=True, exclude={"line", "line_no", "rank"})
+        yield f"vLLM KV cache: {', '.join(f'{key} {value}' for key, value in known.items())}{_at(row)}"
 
 
 def _batch_lines(log: ServerLog) -> Iterator[str]:
     held = log.batches
     if held.decode_lines or held.prefill_lines:
-        yield f"batches: {held.decode_lines} decode lines, {held.prefill_lines} prefill lines, longest queue {held.max_queue}"
+        counts = f"{held.decode_lines} decode lines, {held.prefill_lines} prefill lines"
+        yield f"batches: {counts}, longest queue {held.max_queue}"
     speed = held.spreads.get("decode", {}).get("gen_tok_s")
     if speed:
         yield f"  decode tok/s per line: {speed.low:g} to {speed.high:g}, last {speed.last:g} (n={speed.n})"

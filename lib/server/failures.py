@@ -1095,7 +1095,7 @@ class FailureReader:
         quotes = [Quote(line_no=e.line.number, line=_short(e.line.quote), rank=e.line.rank) for e in symptoms[:12]]
         startup = self.ready_line is None
         common: dict[str, Any] = {
-            "phase": self.phase,
+            "phase": "serving" if self.ready_line is not None else self.phase,
             "during_startup": startup,
             "cause_known": False,
             "symptoms": quotes,

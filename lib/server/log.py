@@ -24,7 +24,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lib.server.failures import Failure, FailureReader
-from lib.server.lines import Line, parse_line, rank_tag, seconds_between, split_messages, without_colours
+from lib.server.lines import (
+    MAX_LINE_BYTES,
+    Line,
+    parse_line,
+    rank_tag,
+    seconds_between,
+    split_messages,
+    without_colours,
+)
 from lib.server.log_records import (
     Backend,
     Batch,
@@ -139,7 +147,10 @@ def feed_many(reader: LogReader, lines: Iterable[Any]) -> None:
         number += 1
         if type(raw) is str:
             raw = raw.encode("utf-8", "replace")
-        size += len(raw) + 1
+        length = len(raw)
+        size += length + 1
+        if length >= MAX_LINE_BYTES:
+            reader.cut_lines += 1
         if b" batch" in raw and (b"Decode batch" in raw or b"Prefill batch" in raw) and b"\r" not in raw[:-2]:
             batch(number, raw)
         elif b"HTTP/1." in raw and b"INFO: " in raw and b"\r" not in raw[:-2]:
@@ -147,6 +158,8 @@ def feed_many(reader: LogReader, lines: Iterable[Any]) -> None:
             reader.last_stamped = raw
             if not reader.first_time:
                 reader.first_stamp(raw)
+        elif raw.find(b"Receive: ", 0, 160) >= 0 or raw.find(b"Finish: ", 0, 160) >= 0:
+            reader.last_stamped = raw[:400]  # what a user wrote (--log-requests) is not the server's word
         elif reader.want_all or interesting(raw):
             other(number, raw)
         elif not reader.first_time:
@@ -184,6 +197,7 @@ class LogReader:
         self.number = 0
         self.bytes = 0
         self.http = 0
+        self.cut_lines = 0
         self.want_all = False
         self.first_time: str | None = None
         self.last_stamped: bytes = b""
@@ -195,9 +209,11 @@ class LogReader:
         self.earlier_secrets: set[str] = set()
         self._first_checked = 0
         self._pending: list[tuple[Line, int]] = []
+        self._repeated: dict[bytes, tuple[str, ...]] = {}
         self._launch()
 
     def _launch(self) -> None:
+        self._repeated.clear()
         self.failures = FailureReader()
         self.facts: dict[str, list[Any]] = {
             name: []
@@ -274,6 +290,8 @@ class LogReader:
         if at < 0:
             at = raw.find(b"Prefill batch")
             kind = "prefill"
+        if at > 300 or b"Receive: " in raw[:at] or b"Finish: " in raw[:at]:
+            return
         self.counts[kind] += 1
         values: dict[str, Any] = {}
         fields = FIELDS_B
@@ -339,6 +357,14 @@ class LogReader:
             if self.want_all:
                 self._message(Line(number, None, None, "", False, ""))
             return
+        message = raw[raw.find(b"] ", 0, 120) + 1 :]
+        known = self._repeated.get(message)
+        if known is not None and not self.want_all:
+            for ident in known:
+                self._seen_again(ident, raw)
+            self.last_stamped = raw
+            return
+        before = self._fingerprint()
         self._recognise(raw)
         for part in split_messages(without_colours(raw)):
             line = parse_line(number, part)
@@ -350,6 +376,48 @@ class LogReader:
                     self.start_time = line.time
             self._message(line)
         self.want_all = self.failures.open or bool(self._pending)
+        if not self.want_all and len(message) < 1000 and len(self._repeated) < 4096 and self._fingerprint() == before:
+            text = message.decode("utf-8", "replace")
+            self._repeated[message] = tuple(row[0] for row in self._notices_in(text))
+
+    def _fingerprint(self) -> tuple[Any, ...]:
+        """What one line may change, apart from counts of notices: an equal one means that the line said nothing new."""
+        told = (self.capacity, self.ready, self.stop, self.compiling, self.args_line, self.accept_last, self.moe_trace)
+        sizes = tuple(len(rows) for rows in self.facts.values())
+        failed = (len(self.failures.events), self.failures.dropped, len(self.versions), len(self.vllm_rows))
+        return (
+            told,
+            sizes,
+            failed,
+            self.dropped,
+            self.phase,
+            self.retractions,
+            self.series.seen,
+            len(self.traits),
+            len(self.using_dtype),
+        )
+
+    def _seen_again(self, ident: str, raw: bytes) -> None:
+        seen = self.notices[ident]
+        seen["count"] += 1
+        if raw[:1] == b"[" and raw[20:22] != b"] " and len(seen["ranks"]) < 4096:
+            rank = parse_line(0, raw[:200]).rank
+            if rank:
+                seen["ranks"].add(rank)
+
+    @staticmethod
+    def _notices_in(text: str) -> list[tuple[str, str, str]]:
+        """(id, level, meaning) of the warnings in a message."""
+        found = []
+        for ident, level, needle, meaning in NOTICES:
+            if needle not in text or NOTICE_NEEDS.get(ident, "") not in text:
+                continue
+            if ident == "max_total_tokens_capped":
+                negative = NEGATIVE.search(text)
+                if negative and int(negative.group(1)) < 0:
+                    continue
+            found.append((ident, level, meaning))
+        return found
 
     def _message(self, line: Line) -> None:
         if self._pending and not line.stamped:
@@ -693,13 +761,7 @@ class LogReader:
             return
 
     def _notice(self, line: Line, text: str) -> None:
-        for ident, level, needle, meaning in NOTICES:
-            if needle not in text or NOTICE_NEEDS.get(ident, "") not in text:
-                continue
-            if ident == "max_total_tokens_capped":
-                negative = NEGATIVE.search(text)
-                if negative and int(negative.group(1)) < 0:
-                    continue
+        for ident, level, meaning in self._notices_in(text):
             seen = self.notices.get(ident)
             if seen is None:
                 self.notices[ident] = {
@@ -918,6 +980,7 @@ class LogReader:
             launches=self._launches(failure),
             failure=failure,
             dropped_facts=self.dropped,
+            cut_lines=self.cut_lines,
         )
         log = redact_object(log, sorted(self.earlier_secrets))
         return log.model_copy(update={"batches": self._batches()})
@@ -1470,7 +1533,7 @@ def bytes_per_token(tokens: int, sizes_gib: Sequence[float]) -> tuple[float | No
     element size,
     a multiple of a large power of two; of the values in each part's range the one with the largest such factor is
     taken,
-    unless the range is wider than 4% (then None: a pool that prints 0.00 GB says nothing).
+    unless the range is wider than 1% (then None: a pool that prints 0.00 GB says nothing).
 
     Args:
         tokens: tokens of the pool.
@@ -1486,7 +1549,7 @@ def bytes_per_token(tokens: int, sizes_gib: Sequence[float]) -> tuple[float | No
         # Buffers hold one page (up to 64 tokens) more than the tokens that are counted.
         a, b = (size - 0.005) * GIB / (tokens + 64), (size + 0.005) * GIB / tokens
         low, high = low + a, high + b
-        part = _roundest(a, b) if b - a <= 0.04 * b else None
+        part = _roundest(a, b) if b - a <= 0.01 * b else None
         total = total + part if total is not None and part is not None else None
     return round(max(low, 0.0), 2), round(high, 2), total
 

@@ -369,7 +369,7 @@ class ServerLog(Record):
     compiling: Told | None = None
     launches: list[Launch] = []
     failure: Failure | None = None
-    truncated_lines: int = 0
+    cut_lines: int = Field(default=0, description="lines longer than 1 MiB, of which only the beginning was read")
     dropped_facts: int = Field(default=0, description="facts beyond the bound that were counted and not kept")
 
     @property
