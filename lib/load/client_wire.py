@@ -66,6 +66,7 @@ DETAIL_CHARS = 500
 RID_PREFIX = "wb-"
 _UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(not exist|not found|not served|unknown)", re.I | re.S)
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 _JSON_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _SLOTS = {"completions": ((b'"text":', "c"),), "chat": ((b'"content":', "c"), (b'"reasoning_content":', "r"))}
 
@@ -132,9 +133,24 @@ def trimmed_read(previous: bytes, data: bytes) -> bytes:
 
 def answer_id(data: list[bytes]) -> bytes:
     """The id in an answer's first event, b"" if there is none in its first reads."""
-    head = b"".join(data[:3])[:8192]
-    at = head.find(b'"id":"')
-    return head[at + 6 : head.find(b'"', at + 6)] if at >= 0 else b""
+    found = _ID.search(b"".join(data[:3])[:8192])
+    return found.group(1) if found else b""
+
+
+def drop_first_answer(exchange: Exchange) -> int:
+    """Take the first answer out of an exchange, leave what follows it (the beginning of the next), count its bytes."""
+    dropped = 0
+    for number, piece in enumerate(exchange.data):
+        before = exchange.data[number - 1][-7:] if number else b""
+        at = (before + piece).find(b"\r\n0\r\n\r\nHTTP/1.")
+        if at >= 0:
+            cut = at + 7 - len(before)
+            exchange.data = [piece[cut:], *exchange.data[number + 1 :]]
+            exchange.times = exchange.times[number:]
+            return dropped + cut
+        dropped += len(piece)
+    exchange.data, exchange.times = [], array("q")
+    return dropped
 
 
 class _Events:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lib.load.client_wire import Exchange, answer_id, trimmed_read, write_record
+from lib.load.client_wire import Exchange, answer_id, drop_first_answer, trimmed_read, write_record
 
 now_ns = time.monotonic_ns
 LAG_TICK_S = 0.010
@@ -168,9 +168,10 @@ class Connection(asyncio.Protocol):
             # The same answer again: it belongs to the request before, and this one still waits for its own.
             answer = answer_id(exchange.data)
             if answer and answer == self.last_id:
-                self.served[-2].surplus += sum(map(len, exchange.data))
-                exchange.data, exchange.times = [], array("q")
+                self.served[-2].surplus += drop_first_answer(exchange)
                 self.listen(exchange)
+                if exchange.data:
+                    self.read_head(exchange)
                 return
             self.last_id = answer
         else:

@@ -295,10 +295,11 @@ def calibrate(
     use_cache: bool = True,
     kind: str | None = None,
 ) -> dict[str, Any]:
-    """Whether this client, here and now, shows the truth at `streams` streams and `chunks_per_s` (default 1,000 + 50 a stream).
+    """Whether this client, here and now, shows the truth at `streams` streams and `chunks_per_s`.
 
-    Takes 3 to 10 seconds, once for each machine, set of cores, load and state of the client; then from the cache (a
-    calibration that failed is not cached: the machine may have been busy). Pass the result to `run_level`.
+    By default 1,000 chunks a second and 50 more for each stream. Takes 3 to 10 seconds, once for each machine, set of
+    cores, load and state of the client; then from the cache (a calibration that failed is not cached: the machine may
+    have been busy). Pass the result to `run_level`.
 
     Returns:
         status (ok, client_bound, not_calibrated), reasons, the load, and shown against true TTFT and gaps in seconds.

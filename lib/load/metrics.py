@@ -785,8 +785,8 @@ def metrics_markdown() -> str:
         lines.append(f"| {name} | {m.unit} | {m.definition} | {m.undefined} | {m.source} | {m.elsewhere or '-'} |")
     lines += [
         "",
-        "*Pooled* metrics take all gaps of all requests together; *request mean* ones take one mean from each request,",
-        "and their percentiles over requests. A stall that every user sees once moves the first and hides in the second.",
+        "*Pooled* metrics take all gaps of all requests together; *request mean* ones take a mean from each request,",
+        "and their percentiles over requests. A stall that all users see once moves the first and hides in the second.",
         "",
         "## When the client is the bottleneck",
         "",
