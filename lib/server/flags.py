@@ -401,7 +401,7 @@ def _fixed_values() -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for version in known_versions():
         for form in release(version).forms.values():
-            if form.action == "deprecated_const":
+            if form.action == "deprecated_const" and form.choices is None:
                 for spelling in form.spellings:
                     found[_plain(spelling)] = (form.dest, form.const)
     return found
@@ -702,7 +702,7 @@ def _words(form: Form, value: Any, key: str, faults: list[str], *, checked: bool
     if value is None:
         return []
     match form.action:
-        case "true" | "deprecated_true" | "deprecated_const" | "ignored" if form.nargs in (None, 0):
+        case "true" | "deprecated_true" | "deprecated_const" | "ignored" if form.choices is None:
             if not isinstance(value, bool):
                 faults.append(f"{key}: true or false is needed, found {_shown(key, value)}")
             elif value:
@@ -1352,8 +1352,8 @@ def check_arguments(
     """What this release would refuse or ignore in a configuration, without a launch.
 
     What argparse refuses (exit 2: a flag that the release does not know, a value that is no choice or no number); if it
-    refuses nothing, the rules of RULES that apply. A rule that needs the GPU or a fact about the checkpoint stays silent where it is unknown:
-    an empty list is no promise that the launch works.
+    refuses nothing, the rules of RULES that apply. A rule that needs the GPU or a fact about the checkpoint stays
+    silent where it is unknown: an empty list is no promise that the launch works.
 
     Args:
         config: as for `launch_argv`; `strict` as there.
@@ -1394,7 +1394,9 @@ def check_arguments(
             continue
         value = value if literal else _value_of_release(_Asked(key, form, value), here, [])
         found += _argparse_faults(form, value, here)
-        values[form.dest] = form.const if form.action == "deprecated_const" and value is True else _typed(form, value)
+        if form.action == "deprecated_const":
+            value = form.const if value is not False else form.default
+        values[form.dest] = _typed(form, value)
     if unknown:
         text = rf"unrecognized arguments: .*{re.escape(unknown[0])}"
         found.append(_argparse("argparse-unknown", text, "; ".join(_missing(k, here) for k in unknown), here))
@@ -1444,7 +1446,7 @@ def _abbreviated(key: str, here: Release, found: list[PredictedFailure]) -> Form
 
 def _argparse_faults(form: Form, value: Any, here: Release) -> list[PredictedFailure]:
     """What argparse says to a value: no number, or none of the choices."""
-    if form.action not in ("store", "deprecated_store"):
+    if form.action not in ("store", "deprecated_store") and form.choices is None:
         return []
     names = re.escape("/".join(form.spellings))
     for item in value if isinstance(value, list | tuple) and form.nargs in ("+", "*") else [value]:

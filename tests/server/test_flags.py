@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import doctest
 import json
 import os
 import re
@@ -364,6 +366,85 @@ def test_order_of_flags_is_the_order_asked() -> None:
     """Two equal configurations give equal argument lists, in the order in which they were written."""
     assert argv("0.5.16", tp_size=2, page_size=1) == ["--tp-size", "2", "--page-size", "1"]
     assert argv("0.5.16", page_size=1, tp_size=2) == ["--page-size", "1", "--tp-size", "2"]
+
+
+def parser_of(version: str) -> argparse.ArgumentParser:
+    """A parser made from the table alone, with argparse's own actions in place of SGLang's."""
+    types: dict[str, Any] = {"int": int, "float": float, "json": json.loads, "json_list": json.loads}
+    parser = argparse.ArgumentParser()
+    for form in flags.release(version).forms.values():
+        told: dict[str, Any] = {"dest": form.dest, "default": None}
+        if form.action == "on_off":
+            told["action"] = argparse.BooleanOptionalAction
+        elif form.action in ("true", "deprecated_true", "ignored"):
+            told["action"] = "store_true"
+        elif form.action == "deprecated_const" and form.choices is None:
+            told.update(action="store_const", const=form.const)
+        else:
+            told.update(type=types.get(form.type or "str", str), nargs=form.nargs, choices=form.choices)
+            if form.const is not None and form.nargs == "?":
+                told["const"] = form.const
+        parser.add_argument(*form.spellings, **told)
+    return parser
+
+
+def samples(form: flags.Form) -> list[Any]:
+    """A few values that a flag of this form takes."""
+    if form.choices is not None:
+        values: list[Any] = [c for c in form.choices if c is not None]
+    elif form.action in ("true", "on_off", "deprecated_true", "deprecated_const", "ignored"):
+        return [True] if form.default is None else [True, False]
+    elif form.action == "lora_paths":
+        values = ["a", "b=c"]
+    else:
+        values = {
+            "int": [0, 7, -3],
+            "human_readable_int": [0, 4096, -1],
+            "float": [0.5, -1e-9, 2],
+            "json": [{"a": [1, None]}, {}],
+            "json_list": [["-x", 1], []],
+            "cuda_graph_config": [{"decode": {"backend": "full"}}],
+        }.get(form.type or "str", ["plain", "-dash", "--flag=x y", "é"])
+    if form.nargs not in ("+", "*"):
+        return values
+    lists: list[Any] = [[v] for v in values]
+    return [*lists, values] if form.type in ("int", "lora_paths") else lists
+
+
+@pytest.mark.parametrize("version", flags.known_versions())
+def test_every_flag_of_every_release_can_be_written(version: str) -> None:
+    """For each flag of 18 releases: what is written parses, on a parser made from the table, to what was asked."""
+    parser = parser_of(version)
+    tried = 0
+    for form in flags.release(version).forms.values():
+        if form.dest in flags.OWNED or form.error is not None:
+            continue
+        new = flags.release(version).find((form.use or "").split("=")[0]) if form.action == "deprecated_store" else None
+        for value in samples(new if new is not None and new.dest == form.dest else form):
+            launch = launch_argv({"model_path": "m", "flags": {form.flag: value}}, version, "h", 1)
+            held = vars(parser.parse_args(launch.argv))
+            target = flags.release(version).find(launch.argv[6].split("=")[0]) if len(launch.argv) > 6 else None
+            assert (held["model_path"], held["host"], held["port"]) == ("m", "h", 1)
+            if target is None:
+                assert value is False
+                continue
+            wanted = value
+            if form.action == "deprecated_const" and form.choices is None:
+                wanted = form.const
+            elif (
+                form.type in ("human_readable_int", "cuda_graph_config") or form.type == "parse_cuda_graph_backend_arg"
+            ):
+                wanted = str(value) if not isinstance(value, dict) else json.dumps(value)
+            assert held[target.dest] == wanted, (form.flag, launch.argv)
+            tried += 1
+    assert tried > 400
+
+
+def test_docstring_examples_hold() -> None:
+    """The worked examples in the docstrings of both modules are true."""
+    for module in (flags, extract):
+        result = doctest.testmod(module)
+        assert result.failed == 0 and result.attempted > 0
 
 
 # ------------------------------------------------------------------------------------- refusals known without a launch
