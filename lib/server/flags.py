@@ -875,6 +875,10 @@ class View:
         """True when the server is asked to run on the CPU."""
         return self["device"] == "cpu"
 
+    def lacks(self, *generations: int) -> bool:
+        """True when the device is known to be of none of these generations (9 is SM90, 10 is SM100 and SM103)."""
+        return self.on_cpu or (self.sm is not None and self.sm // 10 not in generations)
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -904,8 +908,8 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TRTLLM MHA backend for prefill is only supported on Blackwell GPUs \(SM100\)",
         "trtllm_mha prefill needs SM100 up to 0.5.18",
-        "0.5.10 to 0.5.18 server_args.py; recorded on 0.5.16, SM90, exit 1",
-        lambda v: v.prefill == "trtllm_mha" and v.sm is not None and v.sm // 10 != 10,
+        "0.5.10 to 0.5.18 server_args.py; recorded on 0.5.16, SM90, exit 1; run on 0.5.15.post1, CPU",
+        lambda v: v.prefill == "trtllm_mha" and v.lacks(10),
     ),
     Rule(
         "attention-trtllm-mha-prefill-sm",
@@ -916,7 +920,7 @@ RULES: tuple[Rule, ...] = (
         r"TRTLLM MHA backend for prefill requires Hopper \(SM90\), Blackwell \(SM100\), or SM120 GPUs",
         "trtllm_mha prefill needs SM90, SM100 or SM120",
         "0.5.19 to 0.5.23 arg_groups/attention_hook.py (read, not run)",
-        lambda v: v.prefill == "trtllm_mha" and v.sm is not None and v.sm != 90 and v.sm // 10 not in (10, 12),
+        lambda v: v.prefill == "trtllm_mha" and v.lacks(9, 10, 12),
     ),
     Rule(
         "attention-trtllm-mha-decode",
@@ -926,8 +930,8 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TRTLLM MHA backend for decode is only supported on Hopper \(SM90\), Blackwell \(SM100\) and \(SM120\) GPUs",
         "trtllm_mha decode needs SM90, SM100 or SM120",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/attention_hook.py (read, not run)",
-        lambda v: v.decode == "trtllm_mha" and v.sm is not None and v.sm != 90 and v.sm // 10 not in (10, 12),
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/attention_hook.py; run on 0.5.15.post1, CPU",
+        lambda v: v.decode == "trtllm_mha" and v.lacks(9, 10, 12),
     ),
     Rule(
         "attention-trtllm-mha-sm120-fp8-kv",
@@ -974,7 +978,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"linear-attn-decode-backend flashkda is not supported",
         "FlashKDA has no decode kernel",
-        "0.5.15 to 0.5.23 _handle_linear_attn_backend (read, not run)",
+        "0.5.15 to 0.5.23 _handle_linear_attn_backend; run on 0.5.15.post1",
         lambda v: v["linear_attn_decode_backend"] == "flashkda",
     ),
     Rule(
@@ -1002,7 +1006,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"no_buffer do not support overlap schedule\. Try to set disable_overlap_schedule=True\.",
         "no_buffer on a hybrid model needs disable_overlap_schedule (auto would have chosen extra_buffer)",
-        f"0.5.14 to 0.5.23 {_MAMBA}; recorded on 0.5.16, exit 1 after 27.6 s",
+        f"0.5.14 to 0.5.23 {_MAMBA}; recorded on 0.5.16, exit 1 after 27.6 s; run on 0.5.15.post1",
         lambda v: (
             v.model.hybrid is True
             and not v["disable_radix_cache"]
@@ -1019,7 +1023,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"no_buffer only supports page_size=1",
         "no_buffer on a hybrid model keeps one state for each token: page_size 1",
-        f"0.5.14 to 0.5.23 {_MAMBA} (read, not run)",
+        f"0.5.14 to 0.5.23 {_MAMBA}; run on 0.5.15.post1",
         lambda v: (
             v.model.hybrid is True
             and not v["disable_radix_cache"]
@@ -1084,7 +1088,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TypeError: '>' not supported between instances of 'NoneType' and 'int'",
         "speculative_num_steps needs speculative_eagle_topk and speculative_num_draft_tokens beside it",
-        f"0.5.10 to 0.5.23 {_SPEC}; recorded on 0.5.16, exit 1 after 34.7 s",
+        f"0.5.10 to 0.5.23 {_SPEC}; recorded on 0.5.16, exit 1 after 34.7 s; run on 0.5.15.post1",
         lambda v: (
             v.is_eagle
             and not v["speculative_adaptive"]
@@ -1100,7 +1104,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"^AssertionError$",
         "speculative_eagle_topk and speculative_num_draft_tokens need speculative_num_steps beside them",
-        f"0.5.10 to 0.5.23 {_SPEC}: a bare assert (read, not run)",
+        f"0.5.10 to 0.5.23 {_SPEC}: a bare assert; run on 0.5.15.post1",
         lambda v: (
             v.is_eagle
             and not v["speculative_adaptive"]
@@ -1116,11 +1120,12 @@ RULES: tuple[Rule, ...] = (
         1,
         r"Invalid quantization '.*'\.",
         "flashinfer_cutedsl needs NVFP4 experts",
-        "0.5.11 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; recorded on 0.5.16, exit 1 after 30.2 s",
+        "0.5.11 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; recorded on 0.5.16, exit 1 after 30.2 s; "
+        "run on 0.5.15.post1",
         lambda v: (
             v["moe_runner_backend"] == "flashinfer_cutedsl"
             and v.model.nvfp4_experts is False
-            and v["quantization"] is None
+            and v["quantization"] not in ("modelopt_fp4", "modelopt_mixed", "nvfp4_online")
         ),
     ),
     Rule(
@@ -1146,7 +1151,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"Invalid quantization '.*'\.",
         "flashinfer_cutlass takes modelopt_fp4, modelopt_fp8, modelopt_mixed or unquantized experts",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py (read, not run)",
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; run on 0.5.15.post1",
         lambda v: (
             v["moe_runner_backend"] == "flashinfer_cutlass"
             and v["quantization"] not in (None, "modelopt_fp4", "modelopt_fp8", "modelopt_mixed")
@@ -1227,6 +1232,39 @@ RULES: tuple[Rule, ...] = (
         "the parser still takes fp4_e2m1, the scheduler refuses it; fp4_mx_block16 is the same recipe by its new name",
         "0.5.16 to 0.5.20 mem_cache/kv_cache_dtype.py (read, not run)",
         lambda v: v["kv_cache_dtype"] == "fp4_e2m1",
+    ),
+    Rule(
+        "cpu-hybrid-extra-buffer",
+        "0.5.14",
+        "0.5.21",
+        "unsupported_here",
+        1,
+        r"extra_buffer needs CUDA",
+        "extra_buffer copies states with GPU kernels; on a CPU use no_buffer and disable_overlap_schedule",
+        "0.5.14 to 0.5.21 _validate_mamba_extra_buffer; run on 0.5.15.post1",
+        lambda v: (
+            v.on_cpu
+            and v.model.hybrid is True
+            and not v["disable_radix_cache"]
+            and v.strategy in ("extra_buffer", "extra_buffer_lazy")
+        ),
+    ),
+    Rule(
+        "cpu-hybrid-auto",
+        "0.5.15.post1",
+        "0.5.15.post1",
+        "unsupported_here",
+        1,
+        r"extra_buffer needs CUDA",
+        "auto chooses extra_buffer while the overlap scheduler is on or pages are larger than one token",
+        "run on 0.5.15.post1",
+        lambda v: (
+            v.on_cpu
+            and v.model.hybrid is True
+            and not v["disable_radix_cache"]
+            and v.strategy == "auto"
+            and (not v["disable_overlap_schedule"] or (v["page_size"] or 1) > 1)
+        ),
     ),
     Rule(
         "cpu-ngram",
@@ -1335,7 +1373,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"tp_size must be divisible by number of nodes",
         "tp_size x pp_size must be a multiple of nnodes",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/validation_hook.py (read, not run)",
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/validation_hook.py; run on 0.5.15.post1",
         lambda v: v["nnodes"] not in (None, 0) and (v["tp_size"] * v["pp_size"]) % v["nnodes"] != 0,
     ),
 )

@@ -642,6 +642,14 @@ CASES: dict[str, tuple[str, dict[str, Any], Gpu | None, ModelFacts, dict[str, An
         *("0.5.20", {"kv_cache_dtype": "fp4_e2m1"}, SM100, HYBRID),
         *({"kv_cache_dtype": "fp4_mx_block16"}, SM100, HYBRID),
     ),
+    "cpu-hybrid-extra-buffer": (
+        *("0.5.21", {"device": "cpu", "mamba_radix_cache_strategy": "extra_buffer"}, CPU, HYBRID),
+        *({"mamba_radix_cache_strategy": "extra_buffer"}, H200, HYBRID),
+    ),
+    "cpu-hybrid-auto": (
+        *("0.5.15.post1", {"device": "cpu"}, CPU, HYBRID),
+        *({"device": "cpu", "disable_overlap_schedule": True}, CPU, HYBRID),
+    ),
     "cpu-ngram": (
         *("0.5.11", {"device": "cpu", "speculative_algorithm": "NGRAM"}, CPU, HYBRID),
         *({"speculative_algorithm": "NGRAM"}, CPU, ModelFacts()),
@@ -893,11 +901,11 @@ def server_python() -> Path:
     return found[0]
 
 
-def ask_real_parser(asked: list[list[str]] | None) -> tuple[str, list[dict[str, Any]]]:
-    """SGLang's version and its parser's answers; one process, no ServerArgs, no server."""
+def ask_real_parser(asked: list[list[str]] | None, what: str = "parse") -> tuple[str, list[dict[str, Any]]]:
+    """SGLang's version and its answers to these argument lists; one process, no server."""
     done = subprocess.run(
         [str(server_python()), str(HERE / "dump_parser.py")],
-        input="" if asked is None else json.dumps(asked),
+        input="" if asked is None else json.dumps({what: asked}),
         capture_output=True,
         text=True,
         timeout=240,
@@ -1082,3 +1090,98 @@ def test_predicted_refusals_are_the_real_parsers(real_options: tuple[str, list[d
         found = check_arguments(config(**asked), version, strict=False)
         assert [f.exit_code for f in found] == [2] == [answer["exit"]], (asked, answer)
         assert re.search(found[0].pattern, answer["error"]), (found[0].pattern, answer["error"])
+
+
+#: the smallest config.json that SGLang's argument checks read: a dense model and one with linear attention
+DENSE_JSON: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+HYBRID_JSON: dict[str, Any] = {
+    **DENSE_JSON,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "full_attention_interval": 4,
+}
+
+
+def without_none(**asked: Any) -> dict[str, Any]:
+    """The flags that are not None."""
+    return {k: v for k, v in asked.items() if v is not None}
+
+
+@pytest.mark.server
+def test_argument_rules_agree_with_the_real_argument_checks(tmp_path: Path) -> None:
+    """Over grids of flags the first prediction is what the real ServerArgs says; no prediction: it accepts."""
+    for name, text in (("dense", DENSE_JSON), ("hybrid", HYBRID_JSON)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(text), "utf-8")
+    grid: list[tuple[str, dict[str, Any]]] = [
+        ("dense", without_none(speculative_num_steps=a, speculative_eagle_topk=b, speculative_num_draft_tokens=c))
+        for a in (None, 3)
+        for b in (None, 1, 2)
+        for c in (None, 4)
+    ]
+    for _, asked in grid:
+        asked.update(speculative_algorithm="EAGLE", speculative_draft_model_path=str(tmp_path / "dense"))
+    grid += [
+        (
+            "hybrid",
+            without_none(mamba_radix_cache_strategy=a, disable_overlap_schedule=b, page_size=c, disable_radix_cache=d),
+        )
+        for a in (None, "auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+        for b in (None, True)
+        for c in (None, 1, 64)
+        for d in (None, True)
+    ]
+    grid += [("dense", {"tp_size": 8, "nnodes": n}) for n in (1, 2, 3, 5, 8)]
+    grid += [
+        ("dense", without_none(moe_runner_backend=b, quantization=q))
+        for b in (None, "triton", "flashinfer_cutlass", "flashinfer_cutedsl")
+        for q in (None, "fp8")
+    ]
+    grid += [("dense", {n: "trtllm_mha"}) for n in ("prefill_attention_backend", "decode_attention_backend")]
+    grid += [("dense", {"speculative_algorithm": "NGRAM"}), ("dense", {"linear_attn_decode_backend": "flashkda"})]
+    grid += [("dense", {"attention_backend": b}) for b in ("intel_amx", "torch_native")]
+    version, _ = ask_real_parser([])
+    common = {"device": "cpu", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    lists, predicted = [], []
+    for name, asked in grid:
+        told = {
+            "model_path": str(tmp_path / name),
+            "flags": {
+                **common,
+                **({} if "attention_backend" in asked else {"attention_backend": "torch_native"}),
+                **asked,
+            },
+        }
+        lists.append(launch_argv(told, version, "127.0.0.1", 31999).argv)
+        facts = ModelFacts(hybrid=name == "hybrid", nvfp4_dense=False, nvfp4_experts=False)
+        # what the scheduler says later is none of the argument checks' business
+        predicted.append([f for f in check_arguments(told, version, CPU, facts) if f.exit_code == 1])
+    _, answers = ask_real_parser(lists, "check")
+    refused = 0
+    for (name, asked), found, answer in zip(grid, predicted, answers, strict=True):
+        if answer["error"] is None:
+            assert found == [], (name, asked)
+            continue
+        refused += 1
+        assert found, (name, asked, answer)
+        assert re.search(found[0].pattern, answer["error"], re.MULTILINE), (name, asked, found[0].id, answer)
+    assert refused >= 20 and refused < len(grid) - 20
