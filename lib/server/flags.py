@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -45,11 +46,17 @@ class Note(Record):
 
 
 class Launch(Record):
-    """What follows `python -m sglang.launch_server` (or `sglang serve`), and what the environment must hold."""
+    """What follows `python -m sglang.launch_server` (or `sglang serve`), and what the environment must hold.
+
+    `fields` are the values that were asked for by the names of `ServerArgs` (tp_size, fp4_gemm_runner_backend), as the
+    parser holds them: what an identity check compares with `/server_info`. SGLang resolves some of them further (NEXTN
+    becomes EAGLE), and it repeats some that it does not honour.
+    """
 
     argv: list[str]
     environment: dict[str, str]
     notes: list[Note]
+    fields: dict[str, Any]
     sglang_version: str
     table_version: str
 
@@ -109,7 +116,7 @@ class Version:
         >>> Version.of("0.5.15.post1") > Version.of("0.5.15") > Version.of("0.5.15rc1")
         True
         """
-        match = re.fullmatch(VERSION, text.strip())
+        match = re.fullmatch(VERSION, text.strip()) if isinstance(text, str) else None
         if match is None:
             raise BadParams("an SGLang version like 0.5.15.post1", repr(text), "ask the server: /server_info, version")
         stage = {None: 0, "post": 1, "rc": -1, "a": -1, "b": -1, "dev": -2}[match.group(4)]
@@ -435,6 +442,17 @@ def _missing(name: str, here: Release) -> str:
 # ----------------------------------------------------------------------------------------------------------- argv
 
 
+#: up to 0.5.13.post1 the parser's names are not those of ServerArgs (0.5.13.post1 server_args.py, from_cli_args)
+_FIELDS = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
+}
+
+
 @dataclass
 class _Asked:
     """One flag as asked, resolved for a release."""
@@ -473,8 +491,11 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
     """
     here, version_note = nearest_release(sglang_version)
     notes = [version_note] if version_note else []
+    if not isinstance(config, Mapping):
+        raise BadParams("a server configuration as a mapping", type(config).__name__, f"give {', '.join(CONFIG_KEYS)}")
     faults: list[str] = []
     argv: list[str] = []
+    fields: dict[str, Any] = {}
     faults += [
         f"{k}: not part of a server configuration{_near(str(k), CONFIG_KEYS)}" for k in config if k not in CONFIG_KEYS
     ]
@@ -495,12 +516,15 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
             faults.append(f"port: a number from 1 to 65535 is needed, found {value!r}")
             continue
         argv += _words(here.by_name[name], value, name, faults)
+        fields[name] = value
     for asked in _resolved(flags, here, notes, faults, strict=strict):
         if isinstance(asked, _Asked):
             value = _value_of_release(asked, here, notes)
             if strict:
                 _check_choice(asked, value, here, faults)
             argv += _words(asked.form, value, asked.key, faults, checked=strict)
+            if value is not None and asked.form.action != "ignored":
+                fields[_FIELDS.get(asked.form.dest, asked.form.dest)] = _held(asked.form, value)
         else:
             argv += asked
     if faults:
@@ -510,7 +534,12 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
             "correct the server section of the parameters",
         )
     return Launch(
-        argv=argv, environment=environment, notes=notes, sglang_version=sglang_version, table_version=here.version
+        argv=argv,
+        environment=environment,
+        notes=notes,
+        fields=fields,
+        sglang_version=sglang_version,
+        table_version=here.version,
     )
 
 
@@ -782,6 +811,33 @@ def _text(form: Form, value: Any, key: str, faults: list[str], *, checked: bool)
     return value
 
 
+def _held(form: Form, value: Any) -> Any:
+    """A value as the parser holds it."""
+    if form.action == "deprecated_const":
+        return form.const if value is not False else form.default
+    if form.nargs in ("+", "*") and isinstance(value, list | tuple):
+        return [_held_one(form, v) for v in value]
+    if form.nargs == "?" and value is True:
+        return form.const
+    return _held_one(form, value)
+
+
+def _held_one(form: Form, value: Any) -> Any:
+    if form.action == "lora_paths" or not isinstance(value, str):
+        return json.dumps(value) if isinstance(value, Mapping | list) and form.type == "str" else value
+    if form.type == "human_readable_int":
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)", value.strip())
+        if match:
+            return int(Decimal(match[1]) * SUFFIXES[match[2]])
+    if form.type in ("json", "json_list", "cuda_graph_config"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return _typed(form, value)
+
+
+SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 #: 64k, 1.5M, 8Ki as SGLang's human_readable_int reads them (utils/common.py)
 SUFFIXED = r"\d+(?:\.\d+)?(?:k|M|G|T)|\d+(?:Ki|Mi|Gi|Ti)|-?\d+"
 
@@ -803,9 +859,7 @@ def _json_text(form: Form, value: Any, key: str, faults: list[str]) -> str | Non
         faults.append(f"{key}: a path, name=path or a mapping is needed, found {_shown(key, value)}")
         return None
     if isinstance(value, str):
-        try:
-            json.loads(value)
-        except ValueError:
+        if not _is_json(value):
             faults.append(f"{key}: JSON text or a mapping is needed, found {_shown(key, value)}")
             return None
         return value
@@ -1494,11 +1548,28 @@ def _argparse_faults(form: Form, value: Any, here: Release) -> list[PredictedFai
             except ValueError:
                 text = rf"argument {names}: invalid {form.type} value: {re.escape(repr(str(item)))}"
                 return [_argparse("argparse-number", text, f"{form.flag} needs a number", here)]
+        if form.type == "human_readable_int" and not re.fullmatch(SUFFIXED, str(item).strip()):
+            text = rf"argument {names}: (Invalid integer value|Decimals are not allowed)"
+            return [_argparse("argparse-number", text, f"{form.flag} needs a whole number, 64k or 8Ki", here)]
+        if form.type == "json" and isinstance(item, str) and not _is_json(item):
+            text = rf"argument {names}: invalid loads value: {re.escape(repr(item))}"
+            return [_argparse("argparse-json", text, f"{form.flag} needs JSON", here)]
+        if form.type == "parse_cuda_graph_backend_arg" and item == "tc_piecewise":
+            text = rf"argument {names}: tc_piecewise was removed"
+            return [_argparse("argparse-choice", text, f"{form.flag} no longer takes tc_piecewise", here)]
         if form.choices is not None and _typed(form, item) not in form.choices:
             text = rf"argument {names}: invalid choice: {re.escape(repr(_typed(form, item)))} \(choose from "
             choices = ", ".join(str(c) for c in form.choices if c is not None)
             return [_argparse("argparse-choice", text, f"{form.flag} takes {choices}", here)]
     return []
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _typed(form: Form, value: Any) -> Any:
@@ -1511,6 +1582,85 @@ def _typed(form: Form, value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+# ---------------------------------------------------------------------------------------------------- NEXTN by version
+
+
+@dataclass(frozen=True)
+class Incantation:
+    """What turns multi-token prediction on in a range of releases, beside the algorithm itself."""
+
+    since: str
+    until: str | None
+    hybrid: bool
+    flags: Mapping[str, Any]
+    environment: Mapping[str, str]
+    reason: str
+    source: str
+
+
+NEXTN: tuple[Incantation, ...] = (
+    Incantation(
+        "0.5.10",
+        "0.5.10.post1",
+        True,
+        {"mamba_scheduler_strategy": "extra_buffer"},
+        {"SGLANG_ENABLE_SPEC_V2": "1"},
+        "no_buffer is the default and refuses speculation with a radix cache; the refusal itself names both settings",
+        "0.5.10.post1 server_args.py:2207, environ.py:442",
+    ),
+    Incantation(
+        "0.5.10",
+        "0.5.10.post1",
+        False,
+        {},
+        {"SGLANG_ENABLE_SPEC_V2": "1"},
+        "spec v2 (overlap) is off by default; without the variable spec v1 runs",
+        "0.5.10.post1 server_args.py:3001",
+    ),
+    Incantation(
+        "0.5.11",
+        "0.5.13.post1",
+        True,
+        {"mamba_scheduler_strategy": "extra_buffer"},
+        {},
+        "no_buffer is the default and refuses speculation with a radix cache; spec v2 is on by default",
+        "0.5.11 server_args.py:2455, environ.py:459",
+    ),
+    Incantation("0.5.11", "0.5.13.post1", False, {}, {}, "spec v2 is on by default", "0.5.11 environ.py:459"),
+    Incantation(
+        "0.5.14",
+        None,
+        True,
+        {},
+        {},
+        "auto chooses extra_buffer by itself; the variable has no effect",
+        "0.5.14 to 0.5.23 mamba radix cache resolution; argument check on 0.5.16",
+    ),
+    Incantation("0.5.14", None, False, {}, {}, "nothing else is needed", "0.5.14 speculative_hook.py:69"),
+)
+
+
+def nextn(sglang_version: str, *, hybrid: bool, steps: int = 3) -> tuple[dict[str, Any], dict[str, str], Incantation]:
+    """Flags and environment that turn NEXTN on in this release, and the row that says why.
+
+    A chain of `steps` drafts: topk 1 and steps + 1 draft tokens, all three named, since naming only some of them is
+    refused.
+
+    Example:
+        >>> nextn("0.5.11", hybrid=True)[0]["mamba_scheduler_strategy"]
+        'extra_buffer'
+    """
+    here, _ = nearest_release(sglang_version)
+    row = next(r for r in NEXTN if r.hybrid is hybrid and _within(here.version, r.since, r.until))
+    chain = {
+        "speculative_algorithm": "NEXTN",
+        "speculative_num_steps": steps,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": steps + 1,
+    }
+    return {**chain, **row.flags}, dict(row.environment), row
 
 
 # ------------------------------------------------------------------------------------------------ the table of backends
@@ -1770,6 +1920,14 @@ def backends_markdown() -> str:
     for variable in VARIABLES:
         until = "on" if variable.until is None else f"to {variable.until}"
         lines.append(row(f"`{variable.name}`", f"{variable.since} {until}", variable.text, variable.source))
+    lines += ["", "## NEXTN, beside the algorithm and its three numbers", ""]
+    lines += [row("releases", "model", "flags", "environment", "why", "source"), row(*["---"] * 6)]
+    for one in NEXTN:
+        until = "on" if one.until is None else f"to {one.until}"
+        words = ", ".join(f"`{k}: {v}`" for k, v in one.flags.items())
+        variables = ", ".join(f"`{k}={v}`" for k, v in one.environment.items())
+        kind = "hybrid" if one.hybrid else "other"
+        lines.append(row(f"{one.since} {until}", kind, words, variables, one.reason, one.source))
     lines += ["", "## Flags that were renamed", ""]
     lines += ["Either name is taken in a configuration; the one that the release knows is written.", ""]
     families = sorted({tuple(sorted(f)) for f in _same_flags().values() if len(f) > 1})

@@ -362,6 +362,42 @@ def test_empty_configuration_needs_only_a_model() -> None:
     assert launch.environment == {} and launch.notes == []
 
 
+def test_fields_are_what_server_info_calls_them() -> None:
+    """The asked values by ServerArgs's names and types, for an identity check; what was not asked is not there."""
+    asked = config(tensor_parallel_size=2, context_length="64k", disable_piecewise_cuda_graph=True, page_size=None)
+    assert launch_argv(asked, "0.5.16", "h", 1).fields == {
+        "model_path": "/m",
+        "host": "h",
+        "port": 1,
+        "tp_size": 2,
+        "context_length": 64000,
+        "cuda_graph_backend_prefill": "disabled",
+    }
+    old = launch_argv(config(tp_size=2, context_length="8Ki"), "0.5.11", "h", 1).fields
+    assert (old["tp_size"], old["context_length"]) == (2, 8192)
+
+
+@pytest.mark.parametrize("wrong", [None, [], "model", {"flags": []}, {"model_path": "m", "environment": "A=1"}])
+def test_configuration_of_a_wrong_shape_is_refused(wrong: Any) -> None:
+    """A configuration that is no mapping, or whose parts are not, ends with a message."""
+    with pytest.raises(BadParams):
+        launch_argv(wrong, "0.5.16", "h", 1)
+
+
+@pytest.mark.parametrize("version", flags.known_versions())
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_nextn_incantation_passes_the_rules_of_its_release(version: str, hybrid: bool) -> None:
+    """What turns NEXTN on in a release is refused by none of its rules, and leaving out what a hybrid needs is."""
+    asked, environment, row = flags.nextn(version, hybrid=hybrid)
+    model = ModelFacts(hybrid=hybrid, nvfp4_dense=False, nvfp4_experts=False)
+    told = config(environment, attention_backend="triton", **asked)
+    assert launch_argv(told, version, "h", 1).fields["speculative_algorithm"] == "NEXTN"
+    assert check_arguments(told, version, SM120, model) == [] and row.source
+    if row.flags:
+        bare = config(environment, **{k: v for k, v in asked.items() if k not in row.flags})
+        assert [f.id for f in check_arguments(bare, version, SM120, model)] == ["spec-hybrid-no-buffer"]
+
+
 def test_order_of_flags_is_the_order_asked() -> None:
     """Two equal configurations give equal argument lists, in the order in which they were written."""
     assert argv("0.5.16", tp_size=2, page_size=1) == ["--tp-size", "2", "--page-size", "1"]
@@ -988,7 +1024,7 @@ ASKED: dict[str, Any] = {
     "chunked_prefill_size": -1,
     "mem_fraction_static": 1e-07,
     "schedule_conservativeness": -0.5,
-    "max_total_tokens": 65536,
+    "max_total_tokens": "64k",
     "context_length": 262144,
     "trust_remote_code": True,
     "enable_metrics": True,
@@ -1039,7 +1075,7 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
         hostile.append((model, served))
 
     collect()
-    asked: list[list[str]] = []
+    launches: list[flags.Launch] = []
     wanted: list[dict[str, Any]] = []
     refused = 0
     for model, served in hostile:
@@ -1051,9 +1087,9 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
             assert model == "--" or served == "--", error
             refused += 1
             continue
-        asked.append(launch.argv)
+        launches.append(launch)
         wanted.append({**ASKED, "model_path": model, "served_model_name": served, "host": "127.0.0.1", "port": 31999})
-    assert refused >= 1 and len(asked) >= 100
+    assert refused >= 1 and len(launches) >= 100
     # every choice of every flag, alone
     here = flags.release(version)
     for form in here.forms.values():
@@ -1061,13 +1097,16 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
             for choice in form.choices:
                 if choice is not None:
                     value = [choice] if form.nargs in ("+", "*") else choice
-                    asked.append(launch_argv(config(**{form.dest: value}), version, "h", 1).argv)
+                    launches.append(launch_argv(config(**{form.dest: value}), version, "h", 1))
                     wanted.append({form.dest: value})
-    _, answers = ask_real_parser(asked)
+    _, answers = ask_real_parser([launch.argv for launch in launches])
     for want, answer in zip(wanted, answers, strict=True):
         assert "values" in answer, (want, answer)
+        want = {**want, **({"max_total_tokens": 64000} if "max_total_tokens" in want else {})}
         held = {name: answer["values"][name] for name in want}
         assert held == want
+    for launch, answer in zip(launches, answers, strict=True):
+        assert {name: answer["values"][name] for name in launch.fields} == launch.fields
 
 
 @pytest.mark.server
@@ -1083,6 +1122,9 @@ def test_predicted_refusals_are_the_real_parsers(real_options: tuple[str, list[d
         {"mem_fraction_static": "lots"},
         {"--speculative-num": "3"},
         {"cuda_graph_bs_decode": ["1", "x"]},
+        {"context_length": "1.5Ki"},
+        {"max_total_tokens": "many"},
+        {"preferred_sampling_params": "{"},
     ]
     lists = [launch_argv(config(**w), version, "h", 1, strict=False).argv for w in wrong]
     _, answers = ask_real_parser(lists)
