@@ -198,6 +198,11 @@ def known_versions() -> tuple[str, ...]:
 
 
 @cache
+def _known() -> tuple[Version, ...]:
+    return tuple(Version.of(v) for v in known_versions())
+
+
+@cache
 def release(version: str) -> Release:
     """Flags of exactly this known release."""
     table = _table()
@@ -239,7 +244,7 @@ def nearest_release(version: str) -> tuple[Release, Note | None]:
         BadParams: the version is older than every known one, or not a version.
     """
     asked = Version.of(version)
-    known = [Version.of(v) for v in known_versions()]
+    known = _known()
     lower = [v for v in known if v <= asked]
     if not lower:
         raise BadParams(
@@ -366,6 +371,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+@cache
 def _within(version: str, since: str, until: str | None) -> bool:
     at = Version.of(version)
     return Version.of(since) <= at and (until is None or at <= Version.of(until))
@@ -414,6 +420,7 @@ def _fixed_values() -> dict[str, tuple[str, Any]]:
     return found
 
 
+@cache
 def _releases_with(name: str) -> list[str]:
     return [v for v in known_versions() if release(v).find(name) is not None]
 
