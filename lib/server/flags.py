@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -45,11 +46,17 @@ class Note(Record):
 
 
 class Launch(Record):
-    """What follows `python -m sglang.launch_server` (or `sglang serve`), and what the environment must hold."""
+    """What follows `python -m sglang.launch_server` (or `sglang serve`), and what the environment must hold.
+
+    `fields` are the values that were asked for by the names of `ServerArgs` (tp_size, fp4_gemm_runner_backend), as the
+    parser holds them: what an identity check compares with `/server_info`. SGLang resolves some of them further (NEXTN
+    becomes EAGLE), and it repeats some that it does not honour.
+    """
 
     argv: list[str]
     environment: dict[str, str]
     notes: list[Note]
+    fields: dict[str, Any]
     sglang_version: str
     table_version: str
 
@@ -109,7 +116,7 @@ class Version:
         >>> Version.of("0.5.15.post1") > Version.of("0.5.15") > Version.of("0.5.15rc1")
         True
         """
-        match = re.fullmatch(VERSION, text.strip())
+        match = re.fullmatch(VERSION, text.strip()) if isinstance(text, str) else None
         if match is None:
             raise BadParams("an SGLang version like 0.5.15.post1", repr(text), "ask the server: /server_info, version")
         stage = {None: 0, "post": 1, "rc": -1, "a": -1, "b": -1, "dev": -2}[match.group(4)]
@@ -191,6 +198,11 @@ def known_versions() -> tuple[str, ...]:
 
 
 @cache
+def _known() -> tuple[Version, ...]:
+    return tuple(Version.of(v) for v in known_versions())
+
+
+@cache
 def release(version: str) -> Release:
     """Flags of exactly this known release."""
     table = _table()
@@ -232,7 +244,7 @@ def nearest_release(version: str) -> tuple[Release, Note | None]:
         BadParams: the version is older than every known one, or not a version.
     """
     asked = Version.of(version)
-    known = [Version.of(v) for v in known_versions()]
+    known = _known()
     lower = [v for v in known if v <= asked]
     if not lower:
         raise BadParams(
@@ -359,6 +371,7 @@ VARIABLES: tuple[Variable, ...] = (
 )
 
 
+@cache
 def _within(version: str, since: str, until: str | None) -> bool:
     at = Version.of(version)
     return Version.of(since) <= at and (until is None or at <= Version.of(until))
@@ -401,12 +414,13 @@ def _fixed_values() -> dict[str, tuple[str, Any]]:
     found: dict[str, tuple[str, Any]] = {}
     for version in known_versions():
         for form in release(version).forms.values():
-            if form.action == "deprecated_const":
+            if form.action == "deprecated_const" and form.choices is None:
                 for spelling in form.spellings:
                     found[_plain(spelling)] = (form.dest, form.const)
     return found
 
 
+@cache
 def _releases_with(name: str) -> list[str]:
     return [v for v in known_versions() if release(v).find(name) is not None]
 
@@ -433,6 +447,17 @@ def _missing(name: str, here: Release) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- argv
+
+
+#: up to 0.5.13.post1 the parser's names are not those of ServerArgs (0.5.13.post1 server_args.py, from_cli_args)
+_FIELDS = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "data_parallel_size": "dp_size",
+    "expert_parallel_size": "ep_size",
+    "attention_context_parallel_size": "attn_cp_size",
+    "moe_data_parallel_size": "moe_dp_size",
+}
 
 
 @dataclass
@@ -473,8 +498,11 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
     """
     here, version_note = nearest_release(sglang_version)
     notes = [version_note] if version_note else []
+    if not isinstance(config, Mapping):
+        raise BadParams("a server configuration as a mapping", type(config).__name__, f"give {', '.join(CONFIG_KEYS)}")
     faults: list[str] = []
     argv: list[str] = []
+    fields: dict[str, Any] = {}
     faults += [
         f"{k}: not part of a server configuration{_near(str(k), CONFIG_KEYS)}" for k in config if k not in CONFIG_KEYS
     ]
@@ -495,12 +523,15 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
             faults.append(f"port: a number from 1 to 65535 is needed, found {value!r}")
             continue
         argv += _words(here.by_name[name], value, name, faults)
+        fields[name] = value
     for asked in _resolved(flags, here, notes, faults, strict=strict):
         if isinstance(asked, _Asked):
             value = _value_of_release(asked, here, notes)
             if strict:
                 _check_choice(asked, value, here, faults)
             argv += _words(asked.form, value, asked.key, faults, checked=strict)
+            if value is not None and asked.form.action != "ignored":
+                fields[_FIELDS.get(asked.form.dest, asked.form.dest)] = _held(asked.form, value)
         else:
             argv += asked
     if faults:
@@ -510,7 +541,12 @@ def launch_argv(config: Mapping[str, Any], sglang_version: str, host: str, port:
             "correct the server section of the parameters",
         )
     return Launch(
-        argv=argv, environment=environment, notes=notes, sglang_version=sglang_version, table_version=here.version
+        argv=argv,
+        environment=environment,
+        notes=notes,
+        fields=fields,
+        sglang_version=sglang_version,
+        table_version=here.version,
     )
 
 
@@ -702,7 +738,7 @@ def _words(form: Form, value: Any, key: str, faults: list[str], *, checked: bool
     if value is None:
         return []
     match form.action:
-        case "true" | "deprecated_true" | "deprecated_const" | "ignored" if form.nargs in (None, 0):
+        case "true" | "deprecated_true" | "deprecated_const" | "ignored" if form.choices is None:
             if not isinstance(value, bool):
                 faults.append(f"{key}: true or false is needed, found {_shown(key, value)}")
             elif value:
@@ -782,6 +818,33 @@ def _text(form: Form, value: Any, key: str, faults: list[str], *, checked: bool)
     return value
 
 
+def _held(form: Form, value: Any) -> Any:
+    """A value as the parser holds it."""
+    if form.action == "deprecated_const":
+        return form.const if value is not False else form.default
+    if form.nargs in ("+", "*") and isinstance(value, list | tuple):
+        return [_held_one(form, v) for v in value]
+    if form.nargs == "?" and value is True:
+        return form.const
+    return _held_one(form, value)
+
+
+def _held_one(form: Form, value: Any) -> Any:
+    if form.action == "lora_paths" or not isinstance(value, str):
+        return json.dumps(value) if isinstance(value, Mapping | list) and form.type == "str" else value
+    if form.type == "human_readable_int":
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)", value.strip())
+        if match:
+            return int(Decimal(match[1]) * SUFFIXES[match[2]])
+    if form.type in ("json", "json_list", "cuda_graph_config"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return _typed(form, value)
+
+
+SUFFIXES = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 #: 64k, 1.5M, 8Ki as SGLang's human_readable_int reads them (utils/common.py)
 SUFFIXED = r"\d+(?:\.\d+)?(?:k|M|G|T)|\d+(?:Ki|Mi|Gi|Ti)|-?\d+"
 
@@ -803,9 +866,7 @@ def _json_text(form: Form, value: Any, key: str, faults: list[str]) -> str | Non
         faults.append(f"{key}: a path, name=path or a mapping is needed, found {_shown(key, value)}")
         return None
     if isinstance(value, str):
-        try:
-            json.loads(value)
-        except ValueError:
+        if not _is_json(value):
             faults.append(f"{key}: JSON text or a mapping is needed, found {_shown(key, value)}")
             return None
         return value
@@ -875,6 +936,10 @@ class View:
         """True when the server is asked to run on the CPU."""
         return self["device"] == "cpu"
 
+    def lacks(self, *generations: int) -> bool:
+        """True when the device is known to be of none of these generations (9 is SM90, 10 is SM100 and SM103)."""
+        return self.on_cpu or (self.sm is not None and self.sm // 10 not in generations)
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -904,8 +969,8 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TRTLLM MHA backend for prefill is only supported on Blackwell GPUs \(SM100\)",
         "trtllm_mha prefill needs SM100 up to 0.5.18",
-        "0.5.10 to 0.5.18 server_args.py; recorded on 0.5.16, SM90, exit 1",
-        lambda v: v.prefill == "trtllm_mha" and v.sm is not None and v.sm // 10 != 10,
+        "0.5.10 to 0.5.18 server_args.py; recorded on 0.5.16, SM90, exit 1; run on 0.5.15.post1, CPU",
+        lambda v: v.prefill == "trtllm_mha" and v.lacks(10),
     ),
     Rule(
         "attention-trtllm-mha-prefill-sm",
@@ -916,7 +981,7 @@ RULES: tuple[Rule, ...] = (
         r"TRTLLM MHA backend for prefill requires Hopper \(SM90\), Blackwell \(SM100\), or SM120 GPUs",
         "trtllm_mha prefill needs SM90, SM100 or SM120",
         "0.5.19 to 0.5.23 arg_groups/attention_hook.py (read, not run)",
-        lambda v: v.prefill == "trtllm_mha" and v.sm is not None and v.sm != 90 and v.sm // 10 not in (10, 12),
+        lambda v: v.prefill == "trtllm_mha" and v.lacks(9, 10, 12),
     ),
     Rule(
         "attention-trtllm-mha-decode",
@@ -926,8 +991,8 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TRTLLM MHA backend for decode is only supported on Hopper \(SM90\), Blackwell \(SM100\) and \(SM120\) GPUs",
         "trtllm_mha decode needs SM90, SM100 or SM120",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/attention_hook.py (read, not run)",
-        lambda v: v.decode == "trtllm_mha" and v.sm is not None and v.sm != 90 and v.sm // 10 not in (10, 12),
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/attention_hook.py; run on 0.5.15.post1, CPU",
+        lambda v: v.decode == "trtllm_mha" and v.lacks(9, 10, 12),
     ),
     Rule(
         "attention-trtllm-mha-sm120-fp8-kv",
@@ -974,7 +1039,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"linear-attn-decode-backend flashkda is not supported",
         "FlashKDA has no decode kernel",
-        "0.5.15 to 0.5.23 _handle_linear_attn_backend (read, not run)",
+        "0.5.15 to 0.5.23 _handle_linear_attn_backend; run on 0.5.15.post1",
         lambda v: v["linear_attn_decode_backend"] == "flashkda",
     ),
     Rule(
@@ -1002,7 +1067,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"no_buffer do not support overlap schedule\. Try to set disable_overlap_schedule=True\.",
         "no_buffer on a hybrid model needs disable_overlap_schedule (auto would have chosen extra_buffer)",
-        f"0.5.14 to 0.5.23 {_MAMBA}; recorded on 0.5.16, exit 1 after 27.6 s",
+        f"0.5.14 to 0.5.23 {_MAMBA}; recorded on 0.5.16, exit 1 after 27.6 s; run on 0.5.15.post1",
         lambda v: (
             v.model.hybrid is True
             and not v["disable_radix_cache"]
@@ -1019,7 +1084,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"no_buffer only supports page_size=1",
         "no_buffer on a hybrid model keeps one state for each token: page_size 1",
-        f"0.5.14 to 0.5.23 {_MAMBA} (read, not run)",
+        f"0.5.14 to 0.5.23 {_MAMBA}; run on 0.5.15.post1",
         lambda v: (
             v.model.hybrid is True
             and not v["disable_radix_cache"]
@@ -1084,7 +1149,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"TypeError: '>' not supported between instances of 'NoneType' and 'int'",
         "speculative_num_steps needs speculative_eagle_topk and speculative_num_draft_tokens beside it",
-        f"0.5.10 to 0.5.23 {_SPEC}; recorded on 0.5.16, exit 1 after 34.7 s",
+        f"0.5.10 to 0.5.23 {_SPEC}; recorded on 0.5.16, exit 1 after 34.7 s; run on 0.5.15.post1",
         lambda v: (
             v.is_eagle
             and not v["speculative_adaptive"]
@@ -1100,7 +1165,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"^AssertionError$",
         "speculative_eagle_topk and speculative_num_draft_tokens need speculative_num_steps beside them",
-        f"0.5.10 to 0.5.23 {_SPEC}: a bare assert (read, not run)",
+        f"0.5.10 to 0.5.23 {_SPEC}: a bare assert; run on 0.5.15.post1",
         lambda v: (
             v.is_eagle
             and not v["speculative_adaptive"]
@@ -1116,11 +1181,12 @@ RULES: tuple[Rule, ...] = (
         1,
         r"Invalid quantization '.*'\.",
         "flashinfer_cutedsl needs NVFP4 experts",
-        "0.5.11 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; recorded on 0.5.16, exit 1 after 30.2 s",
+        "0.5.11 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; recorded on 0.5.16, exit 1 after 30.2 s; "
+        "run on 0.5.15.post1",
         lambda v: (
             v["moe_runner_backend"] == "flashinfer_cutedsl"
             and v.model.nvfp4_experts is False
-            and v["quantization"] is None
+            and v["quantization"] not in ("modelopt_fp4", "modelopt_mixed", "nvfp4_online")
         ),
     ),
     Rule(
@@ -1146,7 +1212,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"Invalid quantization '.*'\.",
         "flashinfer_cutlass takes modelopt_fp4, modelopt_fp8, modelopt_mixed or unquantized experts",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py (read, not run)",
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/moe_hook.py; run on 0.5.15.post1",
         lambda v: (
             v["moe_runner_backend"] == "flashinfer_cutlass"
             and v["quantization"] not in (None, "modelopt_fp4", "modelopt_fp8", "modelopt_mixed")
@@ -1227,6 +1293,39 @@ RULES: tuple[Rule, ...] = (
         "the parser still takes fp4_e2m1, the scheduler refuses it; fp4_mx_block16 is the same recipe by its new name",
         "0.5.16 to 0.5.20 mem_cache/kv_cache_dtype.py (read, not run)",
         lambda v: v["kv_cache_dtype"] == "fp4_e2m1",
+    ),
+    Rule(
+        "cpu-hybrid-extra-buffer",
+        "0.5.14",
+        "0.5.21",
+        "unsupported_here",
+        1,
+        r"extra_buffer needs CUDA",
+        "extra_buffer copies states with GPU kernels; on a CPU use no_buffer and disable_overlap_schedule",
+        "0.5.14 to 0.5.21 _validate_mamba_extra_buffer; run on 0.5.15.post1",
+        lambda v: (
+            v.on_cpu
+            and v.model.hybrid is True
+            and not v["disable_radix_cache"]
+            and v.strategy in ("extra_buffer", "extra_buffer_lazy")
+        ),
+    ),
+    Rule(
+        "cpu-hybrid-auto",
+        "0.5.15.post1",
+        "0.5.15.post1",
+        "unsupported_here",
+        1,
+        r"extra_buffer needs CUDA",
+        "auto chooses extra_buffer while the overlap scheduler is on or pages are larger than one token",
+        "run on 0.5.15.post1",
+        lambda v: (
+            v.on_cpu
+            and v.model.hybrid is True
+            and not v["disable_radix_cache"]
+            and v.strategy == "auto"
+            and (not v["disable_overlap_schedule"] or (v["page_size"] or 1) > 1)
+        ),
     ),
     Rule(
         "cpu-ngram",
@@ -1335,7 +1434,7 @@ RULES: tuple[Rule, ...] = (
         1,
         r"tp_size must be divisible by number of nodes",
         "tp_size x pp_size must be a multiple of nnodes",
-        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/validation_hook.py (read, not run)",
+        "0.5.10 to 0.5.18 server_args.py, from 0.5.19 arg_groups/validation_hook.py; run on 0.5.15.post1",
         lambda v: v["nnodes"] not in (None, 0) and (v["tp_size"] * v["pp_size"]) % v["nnodes"] != 0,
     ),
 )
@@ -1352,8 +1451,8 @@ def check_arguments(
     """What this release would refuse or ignore in a configuration, without a launch.
 
     What argparse refuses (exit 2: a flag that the release does not know, a value that is no choice or no number); if it
-    refuses nothing, the rules of RULES that apply. A rule that needs the GPU or a fact about the checkpoint stays silent where it is unknown:
-    an empty list is no promise that the launch works.
+    refuses nothing, the rules of RULES that apply. A rule that needs the GPU or a fact about the checkpoint stays
+    silent where it is unknown: an empty list is no promise that the launch works.
 
     Args:
         config: as for `launch_argv`; `strict` as there.
@@ -1394,7 +1493,9 @@ def check_arguments(
             continue
         value = value if literal else _value_of_release(_Asked(key, form, value), here, [])
         found += _argparse_faults(form, value, here)
-        values[form.dest] = form.const if form.action == "deprecated_const" and value is True else _typed(form, value)
+        if form.action == "deprecated_const":
+            value = form.const if value is not False else form.default
+        values[form.dest] = _typed(form, value)
     if unknown:
         text = rf"unrecognized arguments: .*{re.escape(unknown[0])}"
         found.append(_argparse("argparse-unknown", text, "; ".join(_missing(k, here) for k in unknown), here))
@@ -1444,7 +1545,7 @@ def _abbreviated(key: str, here: Release, found: list[PredictedFailure]) -> Form
 
 def _argparse_faults(form: Form, value: Any, here: Release) -> list[PredictedFailure]:
     """What argparse says to a value: no number, or none of the choices."""
-    if form.action not in ("store", "deprecated_store"):
+    if form.action not in ("store", "deprecated_store") and form.choices is None:
         return []
     names = re.escape("/".join(form.spellings))
     for item in value if isinstance(value, list | tuple) and form.nargs in ("+", "*") else [value]:
@@ -1454,11 +1555,28 @@ def _argparse_faults(form: Form, value: Any, here: Release) -> list[PredictedFai
             except ValueError:
                 text = rf"argument {names}: invalid {form.type} value: {re.escape(repr(str(item)))}"
                 return [_argparse("argparse-number", text, f"{form.flag} needs a number", here)]
+        if form.type == "human_readable_int" and not re.fullmatch(SUFFIXED, str(item).strip()):
+            text = rf"argument {names}: (Invalid integer value|Decimals are not allowed)"
+            return [_argparse("argparse-number", text, f"{form.flag} needs a whole number, 64k or 8Ki", here)]
+        if form.type == "json" and isinstance(item, str) and not _is_json(item):
+            text = rf"argument {names}: invalid loads value: {re.escape(repr(item))}"
+            return [_argparse("argparse-json", text, f"{form.flag} needs JSON", here)]
+        if form.type == "parse_cuda_graph_backend_arg" and item == "tc_piecewise":
+            text = rf"argument {names}: tc_piecewise was removed"
+            return [_argparse("argparse-choice", text, f"{form.flag} no longer takes tc_piecewise", here)]
         if form.choices is not None and _typed(form, item) not in form.choices:
             text = rf"argument {names}: invalid choice: {re.escape(repr(_typed(form, item)))} \(choose from "
             choices = ", ".join(str(c) for c in form.choices if c is not None)
             return [_argparse("argparse-choice", text, f"{form.flag} takes {choices}", here)]
     return []
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _typed(form: Form, value: Any) -> Any:
@@ -1471,6 +1589,85 @@ def _typed(form: Form, value: Any) -> Any:
         except ValueError:
             return value
     return value
+
+
+# ---------------------------------------------------------------------------------------------------- NEXTN by version
+
+
+@dataclass(frozen=True)
+class Incantation:
+    """What turns multi-token prediction on in a range of releases, beside the algorithm itself."""
+
+    since: str
+    until: str | None
+    hybrid: bool
+    flags: Mapping[str, Any]
+    environment: Mapping[str, str]
+    reason: str
+    source: str
+
+
+NEXTN: tuple[Incantation, ...] = (
+    Incantation(
+        "0.5.10",
+        "0.5.10.post1",
+        True,
+        {"mamba_scheduler_strategy": "extra_buffer"},
+        {"SGLANG_ENABLE_SPEC_V2": "1"},
+        "no_buffer is the default and refuses speculation with a radix cache; the refusal itself names both settings",
+        "0.5.10.post1 server_args.py:2207, environ.py:442",
+    ),
+    Incantation(
+        "0.5.10",
+        "0.5.10.post1",
+        False,
+        {},
+        {"SGLANG_ENABLE_SPEC_V2": "1"},
+        "spec v2 (overlap) is off by default; without the variable spec v1 runs",
+        "0.5.10.post1 server_args.py:3001",
+    ),
+    Incantation(
+        "0.5.11",
+        "0.5.13.post1",
+        True,
+        {"mamba_scheduler_strategy": "extra_buffer"},
+        {},
+        "no_buffer is the default and refuses speculation with a radix cache; spec v2 is on by default",
+        "0.5.11 server_args.py:2455, environ.py:459",
+    ),
+    Incantation("0.5.11", "0.5.13.post1", False, {}, {}, "spec v2 is on by default", "0.5.11 environ.py:459"),
+    Incantation(
+        "0.5.14",
+        None,
+        True,
+        {},
+        {},
+        "auto chooses extra_buffer by itself; the variable has no effect",
+        "0.5.14 to 0.5.23 mamba radix cache resolution; argument check on 0.5.16",
+    ),
+    Incantation("0.5.14", None, False, {}, {}, "nothing else is needed", "0.5.14 speculative_hook.py:69"),
+)
+
+
+def nextn(sglang_version: str, *, hybrid: bool, steps: int = 3) -> tuple[dict[str, Any], dict[str, str], Incantation]:
+    """Flags and environment that turn NEXTN on in this release, and the row that says why.
+
+    A chain of `steps` drafts: topk 1 and steps + 1 draft tokens, all three named, since naming only some of them is
+    refused.
+
+    Example:
+        >>> nextn("0.5.11", hybrid=True)[0]["mamba_scheduler_strategy"]
+        'extra_buffer'
+    """
+    here, _ = nearest_release(sglang_version)
+    row = next(r for r in NEXTN if r.hybrid is hybrid and _within(here.version, r.since, r.until))
+    chain = {
+        "speculative_algorithm": "NEXTN",
+        "speculative_num_steps": steps,
+        "speculative_eagle_topk": 1,
+        "speculative_num_draft_tokens": steps + 1,
+    }
+    return {**chain, **row.flags}, dict(row.environment), row
 
 
 # ------------------------------------------------------------------------------------------------ the table of backends
@@ -1730,6 +1927,14 @@ def backends_markdown() -> str:
     for variable in VARIABLES:
         until = "on" if variable.until is None else f"to {variable.until}"
         lines.append(row(f"`{variable.name}`", f"{variable.since} {until}", variable.text, variable.source))
+    lines += ["", "## NEXTN, beside the algorithm and its three numbers", ""]
+    lines += [row("releases", "model", "flags", "environment", "why", "source"), row(*["---"] * 6)]
+    for one in NEXTN:
+        until = "on" if one.until is None else f"to {one.until}"
+        words = ", ".join(f"`{k}: {v}`" for k, v in one.flags.items())
+        variables = ", ".join(f"`{k}={v}`" for k, v in one.environment.items())
+        kind = "hybrid" if one.hybrid else "other"
+        lines.append(row(f"{one.since} {until}", kind, words, variables, one.reason, one.source))
     lines += ["", "## Flags that were renamed", ""]
     lines += ["Either name is taken in a configuration; the one that the release knows is written.", ""]
     families = sorted({tuple(sorted(f)) for f in _same_flags().values() if len(f) > 1})

@@ -1,7 +1,8 @@
-"""Run by a Python that has SGLang: prints what the real argument parser knows, or parses argument lists with it.
+"""Run by a Python that has SGLang: what the real argument parser knows, holds, or refuses. No server is started.
 
-Without input on stdin: one JSON list of all options. With input: a JSON list of argument lists; the answer holds for
-each the parsed values, or the parser's own error text. No ServerArgs is made and no server is started.
+Without input on stdin: one JSON list of all options. With `{"parse": [argument list, ...]}`: for each the parsed
+values, or the parser's own error text. With `{"check": [...]}`: for each the error of SGLang's argument checks
+(`ServerArgs` and `check_server_args`), or null.
 """
 
 import argparse
@@ -52,9 +53,18 @@ if not asked.strip():
         if action.dest != "help"
     ]
     print(json.dumps({"version": sglang.version.__version__, "answers": rows}))
+elif "check" in (request := json.loads(asked)):
+    answers = []
+    for arguments in request["check"]:
+        try:
+            ServerArgs.from_cli_args(parser.parse_args(arguments)).check_server_args()
+            answers.append({"error": None})
+        except (ValueError, TypeError, AssertionError, RuntimeError, NotImplementedError) as error:
+            answers.append({"error": f"{type(error).__name__}: {error}" if str(error) else type(error).__name__})
+    print(json.dumps({"version": sglang.version.__version__, "answers": answers}))
 else:
     answers = []
-    for arguments in json.loads(asked):
+    for arguments in request["parse"]:
         words = io.StringIO()
         try:
             with contextlib.redirect_stderr(words):

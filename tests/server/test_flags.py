@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import doctest
 import json
 import os
 import re
@@ -360,10 +362,125 @@ def test_empty_configuration_needs_only_a_model() -> None:
     assert launch.environment == {} and launch.notes == []
 
 
+def test_fields_are_what_server_info_calls_them() -> None:
+    """The asked values by ServerArgs's names and types, for an identity check; what was not asked is not there."""
+    asked = config(tensor_parallel_size=2, context_length="64k", disable_piecewise_cuda_graph=True, page_size=None)
+    assert launch_argv(asked, "0.5.16", "h", 1).fields == {
+        "model_path": "/m",
+        "host": "h",
+        "port": 1,
+        "tp_size": 2,
+        "context_length": 64000,
+        "cuda_graph_backend_prefill": "disabled",
+    }
+    old = launch_argv(config(tp_size=2, context_length="8Ki"), "0.5.11", "h", 1).fields
+    assert (old["tp_size"], old["context_length"]) == (2, 8192)
+
+
+@pytest.mark.parametrize("wrong", [None, [], "model", {"flags": []}, {"model_path": "m", "environment": "A=1"}])
+def test_configuration_of_a_wrong_shape_is_refused(wrong: Any) -> None:
+    """A configuration that is no mapping, or whose parts are not, ends with a message."""
+    with pytest.raises(BadParams):
+        launch_argv(wrong, "0.5.16", "h", 1)
+
+
+@pytest.mark.parametrize("version", flags.known_versions())
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_nextn_incantation_passes_the_rules_of_its_release(version: str, hybrid: bool) -> None:
+    """What turns NEXTN on in a release is refused by none of its rules, and leaving out what a hybrid needs is."""
+    asked, environment, row = flags.nextn(version, hybrid=hybrid)
+    model = ModelFacts(hybrid=hybrid, nvfp4_dense=False, nvfp4_experts=False)
+    told = config(environment, attention_backend="triton", **asked)
+    assert launch_argv(told, version, "h", 1).fields["speculative_algorithm"] == "NEXTN"
+    assert check_arguments(told, version, SM120, model) == [] and row.source
+    if row.flags:
+        bare = config(environment, **{k: v for k, v in asked.items() if k not in row.flags})
+        assert [f.id for f in check_arguments(bare, version, SM120, model)] == ["spec-hybrid-no-buffer"]
+
+
 def test_order_of_flags_is_the_order_asked() -> None:
     """Two equal configurations give equal argument lists, in the order in which they were written."""
     assert argv("0.5.16", tp_size=2, page_size=1) == ["--tp-size", "2", "--page-size", "1"]
     assert argv("0.5.16", page_size=1, tp_size=2) == ["--page-size", "1", "--tp-size", "2"]
+
+
+def parser_of(version: str) -> argparse.ArgumentParser:
+    """A parser made from the table alone, with argparse's own actions in place of SGLang's."""
+    types: dict[str, Any] = {"int": int, "float": float, "json": json.loads, "json_list": json.loads}
+    parser = argparse.ArgumentParser()
+    for form in flags.release(version).forms.values():
+        told: dict[str, Any] = {"dest": form.dest, "default": None}
+        if form.action == "on_off":
+            told["action"] = argparse.BooleanOptionalAction
+        elif form.action in ("true", "deprecated_true", "ignored"):
+            told["action"] = "store_true"
+        elif form.action == "deprecated_const" and form.choices is None:
+            told.update(action="store_const", const=form.const)
+        else:
+            told.update(type=types.get(form.type or "str", str), nargs=form.nargs, choices=form.choices)
+            if form.const is not None and form.nargs == "?":
+                told["const"] = form.const
+        parser.add_argument(*form.spellings, **told)
+    return parser
+
+
+def samples(form: flags.Form) -> list[Any]:
+    """A few values that a flag of this form takes."""
+    if form.choices is not None:
+        values: list[Any] = [c for c in form.choices if c is not None]
+    elif form.action in ("true", "on_off", "deprecated_true", "deprecated_const", "ignored"):
+        return [True] if form.default is None else [True, False]
+    elif form.action == "lora_paths":
+        values = ["a", "b=c"]
+    else:
+        values = {
+            "int": [0, 7, -3],
+            "human_readable_int": [0, 4096, -1],
+            "float": [0.5, -1e-9, 2],
+            "json": [{"a": [1, None]}, {}],
+            "json_list": [["-x", 1], []],
+            "cuda_graph_config": [{"decode": {"backend": "full"}}],
+        }.get(form.type or "str", ["plain", "-dash", "--flag=x y", "é"])
+    if form.nargs not in ("+", "*"):
+        return values
+    lists: list[Any] = [[v] for v in values]
+    return [*lists, values] if form.type in ("int", "lora_paths") else lists
+
+
+@pytest.mark.parametrize("version", flags.known_versions())
+def test_every_flag_of_every_release_can_be_written(version: str) -> None:
+    """For each flag of 18 releases: what is written parses, on a parser made from the table, to what was asked."""
+    parser = parser_of(version)
+    tried = 0
+    for form in flags.release(version).forms.values():
+        if form.dest in flags.OWNED or form.error is not None:
+            continue
+        new = flags.release(version).find((form.use or "").split("=")[0]) if form.action == "deprecated_store" else None
+        for value in samples(new if new is not None and new.dest == form.dest else form):
+            launch = launch_argv({"model_path": "m", "flags": {form.flag: value}}, version, "h", 1)
+            held = vars(parser.parse_args(launch.argv))
+            target = flags.release(version).find(launch.argv[6].split("=")[0]) if len(launch.argv) > 6 else None
+            assert (held["model_path"], held["host"], held["port"]) == ("m", "h", 1)
+            if target is None:
+                assert value is False
+                continue
+            wanted = value
+            if form.action == "deprecated_const" and form.choices is None:
+                wanted = form.const
+            elif (
+                form.type in ("human_readable_int", "cuda_graph_config") or form.type == "parse_cuda_graph_backend_arg"
+            ):
+                wanted = str(value) if not isinstance(value, dict) else json.dumps(value)
+            assert held[target.dest] == wanted, (form.flag, launch.argv)
+            tried += 1
+    assert tried > 400
+
+
+def test_docstring_examples_hold() -> None:
+    """The worked examples in the docstrings of both modules are true."""
+    for module in (flags, extract):
+        result = doctest.testmod(module)
+        assert result.failed == 0 and result.attempted > 0
 
 
 # ------------------------------------------------------------------------------------- refusals known without a launch
@@ -560,6 +677,14 @@ CASES: dict[str, tuple[str, dict[str, Any], Gpu | None, ModelFacts, dict[str, An
     "kv-fp4-e2m1-deprecated": (
         *("0.5.20", {"kv_cache_dtype": "fp4_e2m1"}, SM100, HYBRID),
         *({"kv_cache_dtype": "fp4_mx_block16"}, SM100, HYBRID),
+    ),
+    "cpu-hybrid-extra-buffer": (
+        *("0.5.21", {"device": "cpu", "mamba_radix_cache_strategy": "extra_buffer"}, CPU, HYBRID),
+        *({"mamba_radix_cache_strategy": "extra_buffer"}, H200, HYBRID),
+    ),
+    "cpu-hybrid-auto": (
+        *("0.5.15.post1", {"device": "cpu"}, CPU, HYBRID),
+        *({"device": "cpu", "disable_overlap_schedule": True}, CPU, HYBRID),
     ),
     "cpu-ngram": (
         *("0.5.11", {"device": "cpu", "speculative_algorithm": "NGRAM"}, CPU, HYBRID),
@@ -812,11 +937,11 @@ def server_python() -> Path:
     return found[0]
 
 
-def ask_real_parser(asked: list[list[str]] | None) -> tuple[str, list[dict[str, Any]]]:
-    """SGLang's version and its parser's answers; one process, no ServerArgs, no server."""
+def ask_real_parser(asked: list[list[str]] | None, what: str = "parse") -> tuple[str, list[dict[str, Any]]]:
+    """SGLang's version and its answers to these argument lists; one process, no server."""
     done = subprocess.run(
         [str(server_python()), str(HERE / "dump_parser.py")],
-        input="" if asked is None else json.dumps(asked),
+        input="" if asked is None else json.dumps({what: asked}),
         capture_output=True,
         text=True,
         timeout=240,
@@ -899,7 +1024,7 @@ ASKED: dict[str, Any] = {
     "chunked_prefill_size": -1,
     "mem_fraction_static": 1e-07,
     "schedule_conservativeness": -0.5,
-    "max_total_tokens": 65536,
+    "max_total_tokens": "64k",
     "context_length": 262144,
     "trust_remote_code": True,
     "enable_metrics": True,
@@ -950,7 +1075,7 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
         hostile.append((model, served))
 
     collect()
-    asked: list[list[str]] = []
+    launches: list[flags.Launch] = []
     wanted: list[dict[str, Any]] = []
     refused = 0
     for model, served in hostile:
@@ -962,9 +1087,9 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
             assert model == "--" or served == "--", error
             refused += 1
             continue
-        asked.append(launch.argv)
+        launches.append(launch)
         wanted.append({**ASKED, "model_path": model, "served_model_name": served, "host": "127.0.0.1", "port": 31999})
-    assert refused >= 1 and len(asked) >= 100
+    assert refused >= 1 and len(launches) >= 100
     # every choice of every flag, alone
     here = flags.release(version)
     for form in here.forms.values():
@@ -972,13 +1097,16 @@ def test_asked_values_come_back_from_the_real_parser(real_options: tuple[str, li
             for choice in form.choices:
                 if choice is not None:
                     value = [choice] if form.nargs in ("+", "*") else choice
-                    asked.append(launch_argv(config(**{form.dest: value}), version, "h", 1).argv)
+                    launches.append(launch_argv(config(**{form.dest: value}), version, "h", 1))
                     wanted.append({form.dest: value})
-    _, answers = ask_real_parser(asked)
+    _, answers = ask_real_parser([launch.argv for launch in launches])
     for want, answer in zip(wanted, answers, strict=True):
         assert "values" in answer, (want, answer)
+        want = {**want, **({"max_total_tokens": 64000} if "max_total_tokens" in want else {})}
         held = {name: answer["values"][name] for name in want}
         assert held == want
+    for launch, answer in zip(launches, answers, strict=True):
+        assert {name: answer["values"][name] for name in launch.fields} == launch.fields
 
 
 @pytest.mark.server
@@ -994,6 +1122,9 @@ def test_predicted_refusals_are_the_real_parsers(real_options: tuple[str, list[d
         {"mem_fraction_static": "lots"},
         {"--speculative-num": "3"},
         {"cuda_graph_bs_decode": ["1", "x"]},
+        {"context_length": "1.5Ki"},
+        {"max_total_tokens": "many"},
+        {"preferred_sampling_params": "{"},
     ]
     lists = [launch_argv(config(**w), version, "h", 1, strict=False).argv for w in wrong]
     _, answers = ask_real_parser(lists)
@@ -1001,3 +1132,98 @@ def test_predicted_refusals_are_the_real_parsers(real_options: tuple[str, list[d
         found = check_arguments(config(**asked), version, strict=False)
         assert [f.exit_code for f in found] == [2] == [answer["exit"]], (asked, answer)
         assert re.search(found[0].pattern, answer["error"]), (found[0].pattern, answer["error"])
+
+
+#: the smallest config.json that SGLang's argument checks read: a dense model and one with linear attention
+DENSE_JSON: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+HYBRID_JSON: dict[str, Any] = {
+    **DENSE_JSON,
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "full_attention_interval": 4,
+}
+
+
+def without_none(**asked: Any) -> dict[str, Any]:
+    """The flags that are not None."""
+    return {k: v for k, v in asked.items() if v is not None}
+
+
+@pytest.mark.server
+def test_argument_rules_agree_with_the_real_argument_checks(tmp_path: Path) -> None:
+    """Over grids of flags the first prediction is what the real ServerArgs says; no prediction: it accepts."""
+    for name, text in (("dense", DENSE_JSON), ("hybrid", HYBRID_JSON)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(text), "utf-8")
+    grid: list[tuple[str, dict[str, Any]]] = [
+        ("dense", without_none(speculative_num_steps=a, speculative_eagle_topk=b, speculative_num_draft_tokens=c))
+        for a in (None, 3)
+        for b in (None, 1, 2)
+        for c in (None, 4)
+    ]
+    for _, asked in grid:
+        asked.update(speculative_algorithm="EAGLE", speculative_draft_model_path=str(tmp_path / "dense"))
+    grid += [
+        (
+            "hybrid",
+            without_none(mamba_radix_cache_strategy=a, disable_overlap_schedule=b, page_size=c, disable_radix_cache=d),
+        )
+        for a in (None, "auto", "no_buffer", "extra_buffer", "extra_buffer_lazy")
+        for b in (None, True)
+        for c in (None, 1, 64)
+        for d in (None, True)
+    ]
+    grid += [("dense", {"tp_size": 8, "nnodes": n}) for n in (1, 2, 3, 5, 8)]
+    grid += [
+        ("dense", without_none(moe_runner_backend=b, quantization=q))
+        for b in (None, "triton", "flashinfer_cutlass", "flashinfer_cutedsl")
+        for q in (None, "fp8")
+    ]
+    grid += [("dense", {n: "trtllm_mha"}) for n in ("prefill_attention_backend", "decode_attention_backend")]
+    grid += [("dense", {"speculative_algorithm": "NGRAM"}), ("dense", {"linear_attn_decode_backend": "flashkda"})]
+    grid += [("dense", {"attention_backend": b}) for b in ("intel_amx", "torch_native")]
+    version, _ = ask_real_parser([])
+    common = {"device": "cpu", "sampling_backend": "pytorch", "grammar_backend": "none"}
+    lists, predicted = [], []
+    for name, asked in grid:
+        told = {
+            "model_path": str(tmp_path / name),
+            "flags": {
+                **common,
+                **({} if "attention_backend" in asked else {"attention_backend": "torch_native"}),
+                **asked,
+            },
+        }
+        lists.append(launch_argv(told, version, "127.0.0.1", 31999).argv)
+        facts = ModelFacts(hybrid=name == "hybrid", nvfp4_dense=False, nvfp4_experts=False)
+        # what the scheduler says later is none of the argument checks' business
+        predicted.append([f for f in check_arguments(told, version, CPU, facts) if f.exit_code == 1])
+    _, answers = ask_real_parser(lists, "check")
+    refused = 0
+    for (name, asked), found, answer in zip(grid, predicted, answers, strict=True):
+        if answer["error"] is None:
+            assert found == [], (name, asked)
+            continue
+        refused += 1
+        assert found, (name, asked, answer)
+        assert re.search(found[0].pattern, answer["error"], re.MULTILINE), (name, asked, found[0].id, answer)
+    assert refused >= 20 and refused < len(grid) - 20
