@@ -13,7 +13,7 @@ from lib.report.tables import MARKS, evidence_text, shown
 from lib.report.text import relative_href, visible_text
 
 #: What a line of the document can be: text, text with evidence, or a verdict (alone or with its notebook).
-Line = str | tuple[str, Any] | Verdict
+Line = str | tuple[Any, Any] | Verdict
 
 
 def _plain(text: str) -> str:
