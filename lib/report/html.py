@@ -328,16 +328,17 @@ def render_notebook(
         UnreadableFile: no notebook can be read from `ipynb_path`.
     """
     source, target = Path(ipynb_path), Path(html_path)
+    page = _Page(page_bytes, source.name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             notebook = nbformat.reads(source.read_text(encoding="utf-8", errors="surrogatepass"), as_version=4)
-    except (OSError, UnicodeError) as error:
+        _prepare(notebook, page)
+    except OSError as error:
         raise UnreadableFile(f"a notebook at {source}", str(error), "run the notebook again") from None
-    except (nbformat.reader.NotJSONError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise UnreadableFile(f"a notebook at {source}", shortened(str(error), 200, ""), "run it again") from None
-    page = _Page(page_bytes, source.name)
-    _prepare(notebook, page)
+    except (nbformat.ValidationError, ValueError, AttributeError, KeyError, TypeError) as error:
+        found = " ".join(shortened(str(error), 200, "").split())
+        raise UnreadableFile(f"a notebook at {source}", found, "run the notebook again") from None
     if not page.has_title:
         banner = f"<h1>{escaped(title)}</h1>{banner}"
     link = f'<a href="{escaped(up[0])}">← {escaped(up[1])}</a>' if up else ""
