@@ -7,6 +7,7 @@ or text that they leave.
 
 from __future__ import annotations
 
+import functools
 import html
 import importlib
 import json
@@ -125,9 +126,23 @@ class _Page:
         return markup
 
 
+@functools.cache
+def _pygments() -> tuple[Any, Any]:
+    return get_lexer_by_name("ipython3"), HtmlFormatter(nowrap=True)
+
+
+@functools.cache
+def _exporter() -> _PageExporter:
+    """One exporter for all pages: its templates are compiled once."""
+    basedir = str(Path(__file__).parent / "templates")
+    exporter = _PageExporter(template_name="notebook", extra_template_basedirs=[basedir])
+    exporter.preprocessors = []
+    return exporter
+
+
 def _highlighted(code: str) -> str:
     """Python code as HTML with few classes: k(eyword), s(tring), c(omment), m (number)."""
-    marked = highlight(code, get_lexer_by_name("ipython3"), HtmlFormatter(nowrap=True))
+    marked = highlight(code, *_pygments())
     return f"<pre>{visible_html(_PLAIN_TOKEN.sub(lambda match: match[1], marked).rstrip())}</pre>"
 
 
@@ -298,8 +313,11 @@ def _prepare(notebook: Any, page: _Page) -> None:
                 "outputs": _outputs(cell, page),
                 "failed": failed,
             }
+            cell.outputs = []
         else:
             cell.metadata.page = {"html": escaped(shortened(cell.source, TEXT_CHARACTERS))}
+        cell.source = ""  # all that is shown stands in the metadata now; what is left need not be copied
+        cell.attachments = {}
 
 
 def render_notebook(
@@ -352,10 +370,6 @@ def render_notebook(
             "banner": banner,
         }
     }
-    exporter = _PageExporter(
-        template_name="notebook", extra_template_basedirs=[str(Path(__file__).parent / "templates")]
-    )
-    exporter.preprocessors = []
-    text, _ = exporter.from_notebook_node(notebook, resources)
+    text, _ = _exporter().from_notebook_node(notebook, resources)
     there = existing_below(target.parent)
     return write_page(target, unlinked(text, lambda href: there(href) or (up is not None and href == up[0])))

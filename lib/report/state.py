@@ -109,10 +109,9 @@ def state_markdown(
 
 def run_discoveries(results: Iterable[NotebookResult]) -> list[Line]:
     """Return one line a verdict of a run's notebooks, failures first, each with its evidence and result file."""
-    order = {
-        status: place for place, status in enumerate((Status.FAIL, Status.INVALID, Status.ERROR, Status.INCONCLUSIVE))
-    }
-    found = [(order.get(v.status, len(order)), one.notebook, v) for one in results for v in one.verdicts]
+    ranks = (Status.FAIL, Status.INVALID, Status.ERROR, Status.INCONCLUSIVE, Status.UNSUPPORTED, Status.PASS)
+    order = {status: place for place, status in enumerate(ranks)}
+    found = [(order[v.status], one.notebook, v) for one in results for v in one.verdicts]
     found.sort(key=lambda entry: entry[:2])
     lines: list[Line] = [(verdict, f"{notebook}.result.json") for _, notebook, verdict in found]
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,20 @@ from lib.report.site import build_site
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a made-up run without pages; read only."""
+    return make_run(tmp_path_factory.mktemp("made") / "run")
+
+
+@pytest.fixture(scope="session")
+def site(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a made-up run whose pages are built; read only."""
-    folder = make_run(tmp_path_factory.mktemp("outputs") / "embedded" / "run")
+    folder = shutil.copytree(made, tmp_path_factory.mktemp("outputs") / "embedded" / "run")
     build_site(folder)
     return folder
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(made: Path, tmp_path: Path) -> Path:
     """The folder of a made-up run of one's own, without pages."""
-    return make_run(tmp_path / "embedded" / "run")
+    return shutil.copytree(made, tmp_path / "embedded" / "run")

@@ -171,7 +171,7 @@ def test_links_only_to_what_is_there(tmp_path: Path) -> None:
 
 
 def test_large_outputs_are_named_not_shown(tmp_path: Path) -> None:
-    """Megabytes of text, tables and pictures leave a page of bounded size that says what is left out and where it is."""
+    """Megabytes of text, tables and pictures leave a page of bounded size that says what is left out and where."""
     table = "<table>" + "<tr><td>1</td></tr>" * 50_000 + "</table>"
     cells = [
         new_code_cell("x", outputs=[new_output("stream", text="line\n" * 400_000)]),
