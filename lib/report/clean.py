@@ -38,6 +38,7 @@ def safe_link(url: str) -> bool:
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
+    value = html.unescape(value)  # as a browser will read it
     if name in _PLAIN_ATTRIBUTES:
         return True
     if name == "class":
@@ -164,7 +165,6 @@ def clean_svg(svg: str, alt: str, prefix: str, themed: bool = False) -> str:
         svg: what matplotlib (or anything else) wrote.
         alt: what the picture shows, for those who don't see it.
         prefix: put before each id, so that pictures on one page don't take each other's parts.
-
         themed: let the workbook's own colours follow the page's theme.
 
     Raises:
