@@ -63,6 +63,7 @@ class Look:
         self.facts = facts
         self.reads: list[Fact] = []
         self.quotes: list[Evidence] = []
+        self.marks: list[str] = []
 
     def __call__(self, name: str) -> Any:
         """The value of a fact; raises Missing when nobody has seen it."""
@@ -123,7 +124,9 @@ class Look:
         if mark not in lines:
             return False
         seen = lines[mark]
-        self.quotes.append(Evidence(path=seen["path"], line=seen.get("line"), quote=seen.get("quote")))
+        if mark not in self.marks:
+            self.marks.append(mark)
+            self.quotes.append(Evidence(path=seen["path"], line=seen.get("line"), quote=seen.get("quote")))
         return True
 
     def _note(self, fact: Fact) -> None:
@@ -236,7 +239,7 @@ def kv2(look: Look) -> Outcome:
         return _found(
             "warning",
             "scale_1.0_in_use",
-            f"the checkpoint has {scales.get('count', 'some')} KV scale tensors, but {reason}: scale 1.0 is in use",
+            f"the checkpoint has {scales.get('count') or 'some'} KV scale tensors, but {reason}: scale 1.0 is in use",
             do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_scales_in_checkpoint": True, "scale_warning": warned, "scale_in_effect": 1.0},
@@ -1055,7 +1058,8 @@ def n4(look: Look) -> Outcome:
             f"{', '.join(lossy)}: partial results are quantized between GPUs",
             changes=({"enable_quant_communications": False},),
         )
-    if int(look.maybe("tp_size") or 1) == 1 and look.maybe("tp_size") is not None:
+    if look.facts.value("tp_size") == 1:
+        look("tp_size")
         return _fine("one GPU: nothing is exchanged", "no_communication")
     for name in _COMM_VARIABLES:
         look.variable(name)
@@ -1178,7 +1182,8 @@ def h2(look: Look) -> Outcome:
     backends = {look("attention_backend_prefill"), look("attention_backend_decode")}
     if "qsa" in backends:
         return _found("error", "sparse_attention", "qsa leaves tokens out of the target's attention", certainty="read")
-    if look.maybe("speculative_draft_window_size"):
+    if look.facts.value("speculative_draft_window_size"):
+        look("speculative_draft_window_size")
         return _found("info", "draft_window", "a draft window moves acceptance, not answers", severity="none")
     return _fine("attention sees every token", "dense_attention")
 
@@ -1292,11 +1297,12 @@ def disagreements(facts: Facts) -> tuple[list[list[Fact]], int]:
             continue
         compared += 1
         explicit = {_plain(fact.value, name) for fact in by_source.values()} - {None}
+        # An explicit KV dtype of the launch cannot turn back into auto in the same process.
+        launched = [fact for source, fact in by_source.items() if source in ("flags", "log")]
         gone = (
             name == "kv_cache_dtype"
-            and (asked := by_source.get("flags")) is not None
-            and _plain(asked.value) is not None
-            and any(_plain(fact.value) is None for fact in by_source.values())
+            and any(_plain(fact.value) is not None for fact in launched)
+            and any(_plain(fact.value) is None for source, fact in by_source.items() if source != "flags")
         )
         if name == "kv_bytes_per_token":
             told_bytes = [float(fact.value) for fact in by_source.values()]

@@ -12,20 +12,20 @@ import ast
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib.audit.facts import FACTS, Fact, Facts, How, make_fact, torch_dtype
+from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
 from lib.audit.scales import checkpoint_of
 from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.facts import Checkpoint
 from lib.model.checkpoint import read_checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
-from lib.records import Evidence
 from lib.server.lines import lines_of
-from lib.server.log import MambaPool, ServerLog, read_log
+from lib.server.log import ServerLog, read_log
 from lib.server.redact import redact_text
 
 #: SGLang's defaults of the arguments that rules ask about (server_args.py, the same in the wheels 0.5.11 to 0.5.23). An
@@ -155,8 +155,7 @@ def flags_facts(text: str, path: str = "--flags") -> list[Fact]:
     if whole:
         for name, value in DEFAULTS.items():
             if name not in given:
-                note = "not on the launch line: SGLang's default"
-                facts.append(make_fact(name, value, "derived", "flags", path=path, note=note))
+                facts.append(make_fact(name, value, "derived", "flags", path=path, note=DEFAULT_NOTE))
     if variables:
         facts.append(environment_fact(variables, complete=False, path=path))
         if "FLASHINFER_VERSION" in variables:
@@ -354,7 +353,9 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
     add("startup_seen", started, "read")
     add("log_lines", marks.lines, "read")
     if log.mamba_pools:
-        add("recurrent", "gdn" if marks.gdn else "recurrent", "measured", log.mamba_pools[0])
+        state = log.mamba_pools[0]
+        add("recurrent", "gdn" if marks.gdn else "recurrent", "measured", state)
+        add("state_pool", {"slots": state.slots, "ssm_gib": state.ssm_gib}, "measured", state)
     elif started and engine == "sglang":
         add("recurrent", "none", "measured", note="the start-up allocates no recurrent state")
     if log.speculation and log.batches.decode_lines:
@@ -423,8 +424,10 @@ def _clean(line: str) -> str:
     return redact_text(line).strip()[:300]
 
 
-def read_log_file(path: Path) -> list[Fact]:
-    """Facts from a log file; UnreadableFile when it is missing, binary or of another program."""
+def log_file_facts(path: Path | None) -> list[Fact]:
+    """Facts from a log file (None: standard input); UnreadableFile when it is missing, binary or of another program."""
+    if path is None:
+        return log_facts(lines_of(sys.stdin.buffer.read), "standard input")
     try:
         with path.open("rb") as file:
             return log_facts(lines_of(file.read), path.name)
@@ -432,8 +435,7 @@ def read_log_file(path: Path) -> list[Fact]:
         raise UnreadableFile(f"expected a readable log at {path}", error.strerror or str(error)) from error
 
 
-# --- checkpoint
-# ---------------------------------------------------------------------------------------------------------
+# --- checkpoint -----------------------------------------------------------------------------------------
 
 
 def checkpoint_facts(folder: Path) -> list[Fact]:
@@ -465,14 +467,14 @@ def facts_of_checkpoint(checkpoint: Checkpoint, name: str) -> list[Fact]:
     return facts
 
 
-def ssm_dtype_facts(facts: Facts, pools: Sequence[MambaPool]) -> list[Fact]:
+def ssm_dtype_facts(facts: Facts) -> list[Fact]:
     """The dtype of the recurrent state, worked out from the size of its pool: the only way to see it at INFO level.
 
-    Example: 6,574 slots and 19.26 GiB of a state that takes 3,145,728 B in float32 is float32.
+    Needs the log's pool and the checkpoint's geometry; gives nothing when the printed size is too coarse.
+    Example: 360 slots of 150,994,944 B make the 50.77 GiB that a log of Qwen3.8-27B prints: float32.
     """
-    checkpoint = checkpoint_of(facts)
-    pool = next((one for one in pools if one.ssm_gib >= 0.5 and one.slots > 0), None)
-    if checkpoint is None or pool is None or checkpoint.architecture is None:
+    checkpoint, pool = checkpoint_of(facts), facts.best("state_pool")
+    if checkpoint is None or pool is None or checkpoint.architecture is None or pool.value["ssm_gib"] < 0.2:
         return []
     tp = int(facts.value("tp_size") or 1)
     for dtype in ("float32", "bfloat16"):
@@ -480,15 +482,13 @@ def ssm_dtype_facts(facts: Facts, pools: Sequence[MambaPool]) -> list[Fact]:
             state = state_bytes_per_slot(checkpoint, tp, mamba_ssm_dtype=dtype)
         except BadInput:
             return []
-        if state and abs(state_pool_gib(state.ssm, pool.slots) / pool.ssm_gib - 1) < 0.02:
-            note = f"{pool.slots} slots of {state.ssm} B are {pool.ssm_gib} GiB only in {dtype}"
-            return [
-                make_fact("ssm_dtype", dtype, "derived", "log", line=pool.line_no, quote=_clean(pool.line), note=note)
-            ]
+        if state and abs(state_pool_gib(state.ssm, pool.value["slots"]) / pool.value["ssm_gib"] - 1) < 0.04:
+            note = f"{pool.value['slots']} slots of {state.ssm} B make {pool.value['ssm_gib']} GiB in {dtype}"
+            return [pool.model_copy(update={"name": "ssm_dtype", "value": dtype, "how": "derived", "note": note})]
     return []
 
 
-# --- answers of a server ----------------------------------------------------------------------------------------------
+# --- answers of a server --------------------------------------------------------------------------------
 
 
 def server_info_facts(info: Mapping[str, Any], path: str = "/server_info") -> list[Fact]:
@@ -649,6 +649,9 @@ def fetch_server(base_url: str, *, timeout_s: float = 10.0, api_key: str | None 
 # --- parts that somebody describes ------------------------------------------------------------------------------------
 
 
+_KV_SCALE = re.compile(r"(?:^|[._])[kv]_scale$")
+
+
 def scales_fact(
     names: Iterable[str],
     values: Iterable[float] = (),
@@ -672,7 +675,7 @@ def scales_fact(
         count: the number of scale tensors, where `names` is only a sample of them.
         complete: all values were read; otherwise only a value other than 1.0 settles anything.
     """
-    found = sorted(name for name in names if re.search(r"(?:^|[._])[kv]_scale$", name))
+    found = sorted(name for name in names if _KV_SCALE.search(name))
     known = sorted(values)
     other = any(value != 1.0 for value in known)
     value = {
@@ -739,17 +742,27 @@ def _recurrent_kind(inner: Mapping[str, Any]) -> str:
     return "none"
 
 
-def json_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; UnreadableFile says what is wrong with it."""
+def json_object(path: Path | None) -> dict[str, Any]:
+    """A JSON object from a file (None: standard input); UnreadableFile says what is wrong with it."""
+    name = path.name if path else "standard input"
     try:
-        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        content = json.loads(path.read_text(encoding="utf-8-sig") if path else sys.stdin.read())
     except OSError as error:
         raise UnreadableFile(f"expected a readable file at {path}", error.strerror or str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"expected JSON in {path.name}", str(error)[:120]) from error
+        raise UnreadableFile(f"expected JSON in {name}", str(error)[:120]) from error
     if not isinstance(content, dict):
-        raise UnreadableFile(f"expected a JSON object in {path.name}", type(content).__name__)
+        raise UnreadableFile(f"expected a JSON object in {name}", type(content).__name__)
     return content
+
+
+def gpu_fact(text: str) -> Fact:
+    """The compute capability of the GPUs by their name or number; BadInput when it is not a GPU that is known here."""
+    sm = gpu_sm(text)
+    if sm is None:
+        names = ", ".join(name for name, _ in GPU_SM)
+        raise BadInput("expected a GPU or a compute capability such as 12.0", text, f"one of {names}")
+    return make_fact("gpu_sm", sm, "asked", "given", path="--gpu", quote=text)
 
 
 def version_fact(version: str, source: str = "given") -> Fact:
@@ -765,15 +778,113 @@ def gather(*groups: Iterable[Fact]) -> Facts:
     return facts
 
 
-def note_facts(values: Mapping[str, Any], source: str = "report") -> list[Fact]:
+def stated_facts(values: Mapping[str, Any], source: str = "report") -> list[Fact]:
     """Facts that somebody states (a bug report, a ticket), as quoted: never surer than that."""
     return [
-        Fact(
-            name=name,
-            value=value,
-            how="quoted",
-            source=source,
-            evidence=[Evidence(path=source, quote=f"{name} = {value}"[:300])],
-        )
+        make_fact(name, value, "quoted", source, path=source, quote=f"{name} = {value}")
         for name, value in values.items()
     ]
+
+
+#: Keys under which a description of a deployment may hold each kind of input.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "version": ("sglang_version", "sglang", "version"),
+    "flags": ("args", "flags", "command", "launch", "launch_command", "server_args"),
+    "environment": ("env", "environment"),
+    "log": ("log", "logs", "lines", "server_log"),
+    "trace": ("trace", "kernels", "profile"),
+    "tensors": ("checkpoint_tensor_names", "tensor_names", "tensors"),
+    "output": ("output", "content", "completion", "text_out"),
+    "gpu": ("gpu", "gpus", "hardware", "device"),
+}
+
+
+def described_facts(description: Mapping[str, Any] | str, folder: Path = Path()) -> Facts:
+    """Facts from a description of a deployment: one object whose keys hold what a person would paste.
+
+    Args:
+        description: a log's text, or an object with any of: a version, args (a launch line), env, log lines, config and
+            hf_quant_config (objects or files), generation_config, tensor names, k/v scale values, server_info, metrics,
+            model_info, gpu, trace, output, engine; and any fact by its own name (attention_backend, ...).
+        folder: where the files are that it names.
+
+    Raises:
+        BadInput: an input in it cannot be read.
+    """
+    if isinstance(description, str):
+        return gather(log_facts(description.splitlines(), "log"))
+    given = dict(description)
+    groups: list[list[Fact]] = []
+
+    def take(kind: str) -> Any:
+        return next((given.pop(key) for key in _KEYS[kind] if key in given), None)
+
+    flags = take("flags")
+    if isinstance(flags, Mapping):
+        named = {ALIASES.get(str(name), str(name)): value for name, value in flags.items()}
+        groups.append(stated_facts({name: value for name, value in named.items() if name in FACTS}))
+    elif flags is not None:
+        groups.append(flags_facts(_joined(flags), "args"))
+    version = take("version")
+    if version is not None:
+        groups.append(stated_facts({"sglang_version": str(version)}))
+    environment = take("environment")
+    if isinstance(environment, Mapping):
+        variables = {str(name): str(value) for name, value in environment.items()}
+        groups.append([environment_fact(variables, complete=False, path="env")])
+        if any(name.startswith("VLLM_") for name in variables) and "engine" not in given:
+            groups.append([make_fact("engine", "vllm", "derived", "env", note="VLLM_ variables")])
+    log = take("log")
+    if log is not None:
+        groups.append(log_facts(_joined(log, "\n").splitlines(), "log"))
+    trace = take("trace")
+    if trace is not None:
+        groups.append(stated_facts({"kernel_trace": [trace] if isinstance(trace, str) else list(trace)}, "trace"))
+    output = take("output")
+    if output is not None:
+        groups.append(stated_facts({"output_text": str(output)}, "output"))
+    gpu = take("gpu")
+    if gpu is not None and gpu_sm(str(gpu)):
+        groups.append([gpu_fact(str(gpu))])
+    config, hf_quant = (_object(given.pop(key, None), folder) for key in ("config", "hf_quant_config"))
+    if config is not None or hf_quant is not None:
+        groups.append(config_facts(config or {}, hf_quant))
+    generation = _object(given.pop("generation_config", None), folder)
+    if generation is not None:
+        groups.append(stated_facts({"generation_config": generation}))
+    groups.append(_described_scales(given, take("tensors")))
+    for key, read in (("server_info", server_info_facts), ("model_info", model_info_facts)):
+        answer = _object(given.pop(key, None), folder)
+        if answer is not None:
+            groups.append(read(answer))
+    if isinstance(given.get("metrics"), str):
+        groups.append(metrics_facts(given.pop("metrics")))
+    groups.append(stated_facts({name: value for name, value in given.items() if name in FACTS}))
+    return gather(*groups)
+
+
+def _described_scales(given: Mapping[str, Any], names: Any) -> list[Fact]:
+    values = [
+        float(number)
+        for key, value in given.items()
+        if re.search(r"(?:^|_)[kv]_scales?$", key)
+        for number in (value if isinstance(value, list) else [value])
+        if isinstance(number, int | float) and not isinstance(number, bool)
+    ]
+    if values:
+        count = sum(1 for name in names or () if _KV_SCALE.search(str(name))) or len(values)
+        named = [str(name) for name in names or ()]
+        return [scales_fact(named, values, source="report", path="report", how="quoted", count=count)]
+    if isinstance(names, list):
+        return [scales_fact(map(str, names), source="report", path="tensor names", how="quoted")]
+    return []
+
+
+def _joined(text: Any, by: str = " ") -> str:
+    return by.join(map(str, text)) if isinstance(text, list | tuple) else str(text)
+
+
+def _object(value: Any, folder: Path) -> dict[str, Any] | None:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return json_object(folder / value) if isinstance(value, str) and value.endswith(".json") else None

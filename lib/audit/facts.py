@@ -24,6 +24,10 @@ HOW_ORDER: tuple[How, ...] = ("measured", "read", "derived", "quoted", "asked")
 Belongs = Literal["program", "argument", "environment", "checkpoint", "hardware", "process", "client"]
 
 
+#: Note of an argument that a whole launch line leaves out.
+DEFAULT_NOTE = "not on the launch line: SGLang's default"
+
+
 @dataclass(frozen=True)
 class FactKind:
     """One row of FACTS: what a fact is, what it belongs to, and which evidence would settle it."""
@@ -167,6 +171,7 @@ FACTS: dict[str, FactKind] = dict(
         _row("attention_backend_prefill", "attention backend that prefill takes", "process", _LAUNCH),
         _row("attention_backend_decode", "attention backend that decode takes", "process", _LAUNCH),
         _row("ssm_dtype", "dtype of the recurrent state by the size of its pool", "process", (*_LOG, *_CKPT)),
+        _row("state_pool", "slots and size of the recurrent state's pool", "process", _LOG),
         _row("context_len", "context length that is served", "process", (*_LOG, "--server-info"), True),
         _row("max_total_num_tokens", "tokens that the KV pool holds", "process", _LOG, True),
         _row("startup_seen", "the log covers the loading of the weights and the pools", "process", _LOG),

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from pydantic import Field
+
 from lib.audit import checks
 from lib.audit.checks import LEVELS, SEVERITIES, Level, Look, Missing, Outcome, Severity, short
-from lib.audit.facts import FACTS, Fact, Facts, How
+from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How
 from lib.audit.scales import derived, extrapolated, version_of
 from lib.errors import BadInput
 from lib.records import Evidence, Record
@@ -65,6 +67,8 @@ class Finding(Record):
     source: str
     versions: str
     values: dict[str, Any] = {}
+    explains: list[str] = Field(default=[], description="marks of the log lines that it speaks about (LINES)")
+    assumes_defaults: bool = Field(default=False, description="it stands on a default of SGLang that no input states")
     fixes: list[FixCheck] = []
     evidence: list[Evidence] = []
 
@@ -282,6 +286,10 @@ _ANY = ("sglang", "vllm")
 # fmt: off
 # fmt: off
 # fmt: off
+# fmt: off
+# fmt: off
+# fmt: off
+# fmt: off
 RULES: tuple[Rule, ...] = (
     _rule("KV1", "The KV cache is quantized without being asked", "KV cache", "kv_dtype_target kv_cache_dtype",
         checks.kv1, "high", "measured", "all; the pool's line carries the dtype from 0.5.13 on",
@@ -431,6 +439,10 @@ RULES: tuple[Rule, ...] = (
     _rule("X2", "Asked for and not done", "evidence", "kv_cache_dtype kv_dtype_target", checks.x2, "high", "read",
         "all", "a precision or backend that nobody chose", _S, "read what was allocated", "FACTS 1; CPU.md intel_amx"),
 )
+# fmt: on
+# fmt: on
+# fmt: on
+# fmt: on
 # fmt: on
 # fmt: on
 # fmt: on
@@ -686,6 +698,8 @@ def _finding(rule: Rule, outcome: Outcome, look: Look, facts: Facts, check_fixes
         source=rule.source,
         versions=rule.versions,
         values=dict(outcome.values),
+        explains=list(look.marks),
+        assumes_defaults=any(fact.note == DEFAULT_NOTE for fact in look.reads),
         fixes=fixes,
         evidence=look.evidence(),
     )

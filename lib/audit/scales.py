@@ -340,6 +340,10 @@ def _with_scales_loaded(facts: Facts) -> Facts:
         )
     model_class = facts.best("model_class")
     if model_class is None:
+        backend = facts.best("attention_backend_decode")
+        if backend is not None and backend.value == "trtllm_mla":
+            note = "only MLA models run on trtllm_mla, and their common loader maps k_scale (wheels 0.5.11 and 0.5.16)"
+            return facts.plus([_follows("kv_scales_loaded", "loaded", [scales, backend], note)])
         return facts
     version, weights = facts.best("sglang_version"), facts.value("weight_quant")
     loaded = loads_scales(

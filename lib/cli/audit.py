@@ -1,0 +1,202 @@
+"""`workbook audit`: is anything lowering this deployment's accuracy? Reads whatever is given; starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lib.audit.evidence import (
+    checkpoint_facts,
+    environ_facts,
+    fetch_server,
+    flags_facts,
+    gather,
+    gpu_fact,
+    json_object,
+    log_file_facts,
+    metrics_facts,
+    server_info_facts,
+    ssm_dtype_facts,
+    version_fact,
+)
+from lib.audit.facts import Fact
+from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
+from lib.errors import BadInput, UnreadableFile
+from lib.findings import LEVELS
+
+EPILOG = """\
+What could not be checked names the evidence that would settle it. --change audits the deployment as it would be after a
+change (repeat it for several): --change kv_cache_dtype=bfloat16 --change sglang_version=0.5.20.
+A key for --base-url is taken from WORKBOOK_API_KEY. Exit codes: 0 read, 1 a finding at or above --fail-on, 2 bad input.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `workbook audit`."""
+    parser = subparsers.add_parser(
+        "audit",
+        help="is anything lowering accuracy? from a checkpoint, a log, a server or its flags",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="DIR", help="folder with config.json and safetensors (headers are read)"
+    )
+    parser.add_argument("--log", metavar="FILE", help="server log; - reads standard input")
+    parser.add_argument("--server-info", metavar="FILE", help="the answer of GET /server_info; - reads standard input")
+    parser.add_argument("--metrics", metavar="FILE", help="the answer of GET /metrics; - reads standard input")
+    parser.add_argument("--base-url", metavar="URL", help="a running server: its answers are fetched")
+    parser.add_argument("--flags", metavar="LINE", help="the launch line, with its environment assignments")
+    parser.add_argument("--environ", metavar="FILE", help="a copy of /proc/PID/environ of the server")
+    parser.add_argument("--sglang-version", metavar="V", help="when no other input says it")
+    parser.add_argument("--gpu", metavar="NAME", help="GPU or compute capability, e.g. 'RTX PRO 6000' or 12.0")
+    parser.add_argument("--output", metavar="FILE", help="text that the server produced, to look for garbage")
+    parser.add_argument(
+        "--change", metavar="NAME=VALUE", action="append", default=[], help="audit it as it would be after this change"
+    )
+    parser.add_argument("--json", action="store_true", help="one object on stdout (docs/audit.md)")
+    parser.add_argument(
+        "--fail-on", choices=LEVELS, metavar="LEVEL", help=f"exit 1 on a finding at or above {', '.join(LEVELS)}"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 read; 1 a finding at or above --fail-on; unreadable input raises (exit code 2)."""
+    facts = gather(*_groups(args))
+    if args.change:
+        fix = audit_of_fix(facts, _changes(args.change))
+        report = fix.report
+        print(json.dumps(fix.model_dump(mode="json"), ensure_ascii=False) if args.json else _fix_text(fix))
+    else:
+        report = audit(facts)
+        print(json.dumps(report.model_dump(mode="json"), ensure_ascii=False) if args.json else report_text(report))
+    reached = args.fail_on and any(LEVELS.index(item.level) >= LEVELS.index(args.fail_on) for item in report.findings)
+    return 1 if reached else 0
+
+
+def _groups(args: argparse.Namespace) -> list[list[Fact]]:
+    inputs = ("checkpoint", "log", "server_info", "metrics", "base_url", "flags", "environ", "output")
+    given = [name for name in inputs if getattr(args, name) is not None]
+    if not given:
+        ways = ", ".join("--" + name.replace("_", "-") for name in inputs)
+        raise BadInput("expected something to audit", "no input", f"give at least one of {ways}")
+    if [getattr(args, name) for name in given].count("-") > 1:
+        raise BadInput("expected standard input for one option", "several are -", "give files for the others")
+    readers: dict[str, Callable[[], list[Fact]]] = {
+        "checkpoint": lambda: checkpoint_facts(Path(args.checkpoint)),
+        "log": lambda: log_file_facts(None if args.log == "-" else Path(args.log)),
+        "server_info": lambda: server_info_facts(json_object(_path(args.server_info)), _name(args.server_info)),
+        "metrics": lambda: metrics_facts(_text(args.metrics), _name(args.metrics)),
+        "base_url": lambda: fetch_server(args.base_url, api_key=os.environ.get("WORKBOOK_API_KEY")),
+        "flags": lambda: flags_facts(args.flags),
+        "environ": lambda: environ_facts(_text(args.environ), _name(args.environ)),
+        "output": lambda: [_output(args.output)],
+    }
+    groups = [readers[name]() for name in given]
+    if args.sglang_version:
+        groups.append([version_fact(args.sglang_version)])
+    if args.gpu:
+        groups.append([gpu_fact(args.gpu)])
+    if args.log and args.checkpoint:
+        groups.append(ssm_dtype_facts(gather(*groups)))
+    return groups
+
+
+def _output(name: str) -> Fact:
+    return Fact(name="output_text", value=_text(name), how="read", source="output", evidence=[])
+
+
+def _path(name: str) -> Path | None:
+    return None if name == "-" else Path(name)
+
+
+def _name(name: str) -> str:
+    return "standard input" if name == "-" else Path(name).name
+
+
+def _text(name: str) -> str:
+    if name == "-":
+        return sys.stdin.read()
+    try:
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise UnreadableFile(f"expected a readable file at {name}", error.strerror or str(error)) from error
+
+
+def _changes(pairs: list[str]) -> dict[str, Any]:
+    change: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, value = pair.partition("=")
+        name = name.strip().lstrip("-").replace("-", "_")
+        if not sign or name not in changeable():
+            raise BadInput(
+                "expected --change NAME=VALUE with a fact that can be chosen", pair, f"one of {', '.join(changeable())}"
+            )
+        try:
+            change[name] = json.loads(value)
+        except ValueError:
+            change[name] = value
+        if name == "sglang_version":
+            change[name] = value
+    return change
+
+
+_MARK = {"error": "ERROR  ", "warning": "WARNING", "info": "info   "}
+
+
+def report_text(report: AuditReport) -> str:
+    """The readable form: findings first, then accepted losses, what is fine, and what could not be checked."""
+    out = [report.answer]
+    if report.findings:
+        out += ["", "FINDINGS"]
+    for item in report.findings:
+        out.append(f"  {_MARK[item.level]} {item.id}: {item.title} [{item.severity}; {item.certainty}]")
+        out.append(f"          {item.what}")
+        out.append(f"          effect: {item.effect}; silent: {item.silent}")
+        out.append(f"          do: {item.do}")
+        for fix in item.fixes:
+            words = ", ".join(f"{name}={_value(value)}" for name, value in fix.change.items())
+            tail = f" brings {', '.join(fix.introduces)}" if fix.introduces else ""
+            tail += f" open: {', '.join(fix.not_checked)}" if fix.not_checked else ""
+            out.append(
+                f"          audited change: {words} -> {fix.verdict.replace('_', ' ')}{';' if tail else ''}{tail}"
+            )
+        for place in item.evidence[:4]:
+            where = place.path + (f":{place.line}" if place.line else "")
+            out.append(f"          seen: {where}  {(place.quote or place.note or '')[:140]}")
+        out.append(f"          source: {item.source}")
+    if report.accepted_losses:
+        out += ["", "ACCEPTED WITH THE CHECKPOINT"]
+        out += [f"  {item.id}: {item.what}; instead: {item.instead}" for item in report.accepted_losses]
+    if report.fine:
+        out += ["", "CHECKED AND FINE"]
+        out += [f"  {item.id:4} {item.why} [{item.certainty}]" for item in report.fine]
+    if report.not_checked:
+        out += ["", "NOT CHECKED, and what would settle it"]
+        for gap in report.not_checked:
+            out.append(f"  {gap.id:4} {gap.title} [{gap.severity}]: {gap.why}")
+            out.append(f"       needs: {'; '.join(gap.settled_by)}")
+    if report.not_applicable:
+        out += ["", "NOT APPLICABLE: " + ", ".join(f"{item.id} ({item.why})" for item in report.not_applicable)]
+    return "\n".join(out)
+
+
+def _fix_text(fix: FixAudit) -> str:
+    words = ", ".join(f"{name}={_value(value)}" for name, value in fix.change.items())
+    out = [f"After {words}: {fix.verdict.replace('_', ' ')}."]
+    out += [f"  solves: {', '.join(fix.removed) or 'nothing'}", f"  keeps: {', '.join(fix.kept) or 'nothing'}"]
+    out += [f"  BRINGS {item.id} ({item.level}): {item.what}" for item in fix.introduced]
+    out += [f"  open {gap.id}: {gap.why}; needs {'; '.join(gap.settled_by)}" for gap in fix.not_checked]
+    return "\n".join([*out, "", "THE AUDIT AFTER THE CHANGE", report_text(fix.report)])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "no scale tensors" if value.get("present") is False else json.dumps(value)
+    return str(value)
