@@ -217,6 +217,30 @@ SIGNATURES: tuple[Signature, ...] = (
         "torch",
         unsupported=True,
     ),
+    Signature(
+        "library_missing",
+        "",
+        r"cannot open shared object file|undefined symbol: |GLIBC(?:XX)?_[\d.]+' not found"
+        r"|Could not load any common_ops library",
+        "crash",
+        "cause",
+        "a compiled library is missing or does not fit the installed torch or CUDA: {line}",
+        "install wheels that were built for this torch and CUDA (sgl-kernel, flashinfer, torch)",
+        "Python, dynamic linker",
+        unsupported=True,
+    ),
+    Signature(
+        "device_ordinal",
+        "invalid device ordinal",
+        r"invalid device ordinal",
+        "crash",
+        "cause",
+        "fewer GPUs are visible than the launch needs",
+        "compare --tp-size x --pp-size with nvidia-smi and CUDA_VISIBLE_DEVICES",
+        "CUDA",
+        phase="distributed_init",
+        unsupported=True,
+    ),
     # ---- the command line
     Signature(
         "invalid_choice",
@@ -303,6 +327,29 @@ SIGNATURES: tuple[Signature, ...] = (
         do_not="changing --max-total-tokens: it is not the limit here",
     ),
     Signature(
+        "gpu_occupied",
+        "memory capacity is unbalanced",
+        r"The memory capacity is unbalanced",
+        "crash",
+        "cause",
+        "the GPUs do not have the same free memory: another process holds some of it",
+        "end the process that holds GPU memory (nvidia-smi), e.g. what a killed server left behind",
+        "SGLang model_runner",
+        phase="distributed_init",
+    ),
+    Signature(
+        "vllm_no_cache_blocks",
+        "",
+        r"No available memory for the cache blocks|is larger than the available KV cache memory"
+        r"|is less than desired GPU memory utilization",
+        "oom_at_startup",
+        "cause",
+        "vLLM has no room for the KV cache: {line}",
+        "raise gpu_memory_utilization, lower max_model_len, use more GPUs; see who else holds the GPU",
+        "vLLM",
+        phase="allocating_kv",
+    ),
+    Signature(
         "oom_killer",
         "",
         r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory|oom_reaper: reaped|OOMKilled|"
@@ -376,6 +423,29 @@ SIGNATURES: tuple[Signature, ...] = (
         "sgl-project/sglang#25484",
         phase="compiling_kernels",
         do_not="treating it as out of memory",
+    ),
+    Signature(
+        "triton_out_of_resources",
+        "out of resource",
+        r"out of resources?: (?P<resource>[\w ]+?), Required: (?P<asked_bytes>\d+), Hardware limit: "
+        r"(?P<limit_bytes>\d+)",
+        "crash",
+        "cause",
+        "a Triton kernel asks for {asked_bytes} of {resource}, the GPU has {limit_bytes}: a limit of the kernel, not "
+        "GPU memory",
+        "use a backend or version whose kernel fits this GPU",
+        "Triton",
+        do_not="treating it as out of memory",
+    ),
+    Signature(
+        "cublas",
+        "CUBLAS_STATUS_",
+        r"(?P<status>CUBLAS_STATUS_(?!ALLOC_FAILED)\w+)",
+        "crash",
+        "cause",
+        "cuBLAS failed: {status}",
+        "check that torch's CUDA fits the driver and the GPU; if it follows an out-of-memory, that is the cause",
+        "cuBLAS",
     ),
     Signature(
         "compile_failed",
@@ -468,6 +538,58 @@ SIGNATURES: tuple[Signature, ...] = (
         "SGLang's own check found a leak in its {pool} accounting and stopped",
         "update SGLang; report it with this log",
         "SGLang scheduler",
+    ),
+    Signature(
+        "nccl",
+        "",
+        r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|NCCL error",
+        "crash",
+        "cause",
+        "NCCL could not start or finish a collective: {line}",
+        "run once with NCCL_DEBUG=INFO; check /dev/shm (--shm-size), the network interface and peer access",
+        "NCCL",
+    ),
+    Signature(
+        "bus_error",
+        "Bus error",
+        r"^(?:Fatal Python error: )?Bus error",
+        "crash",
+        "cause",
+        "a bus error: shared memory is full, or a mapped file ended early",
+        "enlarge /dev/shm (--shm-size), check the model's files",
+        "Linux",
+    ),
+    Signature(
+        "segfault",
+        "",
+        r"^(?:Fatal Python error: )?Segmentation fault|^!+ *Segfault encountered|segfault at [0-9a-f]+ ip",
+        "crash",
+        "cause",
+        "native code crashed (segmentation fault)",
+        "read the native stack (core dump, py-spy --native); suspect the newest kernel package",
+        "Linux",
+    ),
+    Signature(
+        "gated_model",
+        "",
+        r"401 Client Error|403 Client Error|[Gg]ated repo|Access to model .{1,200} is restricted",
+        "crash",
+        "cause",
+        "the model hub refuses access to the model",
+        "accept the model's licence there and set a token",
+        "huggingface_hub",
+        phase="loading_weights",
+    ),
+    Signature(
+        "remote_code",
+        "trust_remote_code",
+        r"(?:requires|contains custom code|set the option) .{0,200}trust_remote_code",
+        "crash",
+        "cause",
+        "the model brings its own code, which is not trusted",
+        "read that code, then set --trust-remote-code",
+        "transformers",
+        phase="arguments",
     ),
     # ---- files, model, port
     Signature(
@@ -600,6 +722,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "SGLang engine",
     ),
     Signature(
+        "main_process_exited",
+        "rocess exited, code=",
+        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d+)",
+        "crash",
+        "symptom",
+        "systemd saw the main process end with {how}, status {exit_code}",
+        "read the server's own lines above",
+        "systemd",
+    ),
+    Signature(
         "sigquit",
         "sigquit",
         r"Received sigquit from a child process",
@@ -720,6 +852,27 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "ninja:",
     "launch failure",
     "leave no GPU memory",
+    "out of resource",
+    "rocess exited, code=",
+    "egfault",
+    "egmentation fault",
+    "Bus error",
+    "NCCL error",
+    "nccl",
+    "CUBLAS_STATUS_",
+    "shared object file",
+    "undefined symbol",
+    "GLIBC",
+    "common_ops",
+    "unbalanced",
+    "invalid device ordinal",
+    "Client Error",
+    "ated repo",
+    "is restricted",
+    "trust_remote_code",
+    "cache blocks",
+    "available KV cache memory",
+    "desired GPU memory",
     "fallen off",
     "GPU is lost",
     "No module named",
@@ -736,8 +889,37 @@ FAILURE_NEEDLES: tuple[str, ...] = (
 )
 _NEEDLE = re.compile("|".join(re.escape(n) for n in FAILURE_NEEDLES))
 
+#: Messages of these rows stand in warnings of healthy servers too: alone they count only as an exception's line.
+_ONLY_AS_EXCEPTION = frozenset(
+    (
+        "module_missing", "package_missing", "cuda_only", "needs_newer_gpu", "needs_cpu_feature",
+        "combination_unsupported", "no_cuda_device", "library_missing", "cublas", "nccl", "model_not_found",
+        "gated_model", "remote_code", "architecture_unknown", "port_taken", "shard_corrupt", "disk_full", "memory_leak",
+    )
+)  # fmt: skip
+#: Lines that say of themselves that nothing broke.
+_HARMLESS = re.compile(
+    r"\w*Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
+    r"\bwill be ignored\b"
+    r"| disabled: |OpenAIServing\w+ init failed"
+)
+
 MAX_EVENTS = 400
 _MAX_BLOCK_LINES = 2000
+
+
+#: What to do about a GPU that ran out of memory, by what the server was doing.
+_OOM_DO: dict[str, str] = {
+    "loading_weights": "the weights do not fit: more GPUs (--tp-size), a smaller quantization, and see who else holds "
+    "the GPU; --mem-fraction-static changes nothing here",
+    "allocating_kv": "pools that the budget does not count (draft model, recurrent state) do not fit: lower "
+    "--mem-fraction-static, set --max-total-tokens, or ask for fewer draft tokens and fewer state slots",
+    "capturing_graphs": "lower --cuda-graph-max-bs or --mem-fraction-static; with speculation and recurrent state, "
+    "fewer draft tokens or slots",
+    "warming_up": "lower --mem-fraction-static or --chunked-prefill-size",
+    "serving": "lower --mem-fraction-static or --chunked-prefill-size: what allocates here is outside the "
+    "static budget",
+}
 
 
 class _Event:
@@ -797,6 +979,7 @@ class FailureReader:
         self._block: _Block | None = None
         self._order = 0
         self.seen_startup = False
+        self.alive = 0
 
     @property
     def open(self) -> bool:
@@ -807,6 +990,8 @@ class FailureReader:
         """Tell the reader what the server is doing (from `progress.phase_of`)."""
         if name == "stopping":
             return
+        if name == "serving":
+            self.alive = line.number
         if name == "ready":
             self.ready_line = line.number
             # What was logged before and did not stop the server was no failure of the server.
@@ -839,7 +1024,9 @@ class FailureReader:
         text = line.text
         if "Exception in ASGI application" in text:
             return
-        if text.startswith(("SIGTERM received", "Gracefully exiting")) and self.stop_line is None:
+        stopping = text.startswith(("SIGTERM received", "Gracefully exiting"))
+        stopping = stopping or (text.startswith("Stopping ") and "systemd[" in line.quote[:200])
+        if stopping and self.stop_line is None:
             self.stop_line = line
         if "JIT Pre-Compile" in text:
             self.hints["deep_gemm_precompile"] = line
@@ -847,9 +1034,13 @@ class FailureReader:
             self.hints["flashinfer_autotune"] = line
         if not _NEEDLE.search(text):
             return
+        if _HARMLESS.search(line.quote[:300]):
+            return
         row, match = _signature(text)
         exception = _EXCEPTION.match(text)
         if row is None and exception and exception.group("type").endswith("Warning"):
+            return
+        if row is not None and row.id in _ONLY_AS_EXCEPTION and not exception:
             return
         if row is None and not (exception and not line.stamped):
             if " graph failed: " in text:
@@ -993,13 +1184,13 @@ class FailureReader:
         self._close()
         fatal = [e for e in self.events if e.fatal]
         causes = [e for e in fatal if e.role == "cause"]
+        # Batches after a failed health check show that it was load, not a stall.
         hangs = [e for e in fatal if e.role == "hang"]
+        hangs = [e for e in hangs if e.row and (e.row.id != "health_no_heartbeat" or e.line.number > self.alive)]
         symptoms = [e for e in fatal if e.role == "symptom"]
         was_ready = self.ready_line is not None if ready is None else ready
         if exit_code is None:
-            codes = [
-                int(e.match.group("exit_code")) for e in symptoms if e.match and "exit_code" in e.match.re.groupindex
-            ]
+            codes = [_exit_code(e.match) for e in symptoms if e.match and "exit_code" in e.match.re.groupindex]
             exit_code = codes[0] if codes else None
         if self.stop_line is not None:
             # What falls apart while a server is told to stop is no failure.
@@ -1047,6 +1238,8 @@ class FailureReader:
             do = "no row of the failure table knows this exception; read the traceback"
         else:
             ident, cause, do = row.id, _fill(row.cause, root, values), _fill(row.do, root, values)
+        if ident == "gpu_out_of_memory" and phase in _OOM_DO:
+            do = _OOM_DO[phase]
         known = ident != "unfinished_traceback" and root.role == "cause"
         signal = _signal(exit_code)
         evidence = [Quote(line_no=root.line.number, line=_short(root.line.quote), rank=root.line.rank)]
@@ -1152,6 +1345,13 @@ class FailureReader:
                 **common,
             )
         return None
+
+
+def _exit_code(match: re.Match[str]) -> int:
+    """The exit code in a line; systemd writes a signal as a positive number with code=killed."""
+    code = int(match.group("exit_code"))
+    killed = match.groupdict().get("how") in ("killed", "dumped")
+    return -code if killed else code
 
 
 def _comparable(events: Sequence[_Event]) -> bool:

@@ -98,6 +98,7 @@ from lib.server.log_tables import (
     VLLM_ARGS,
     VLLM_BLOCKS,
     VLLM_CONC,
+    VLLM_CONFIG,
     VLLM_ENGINE,
     VLLM_KV,
     VLLM_KV_GIB,
@@ -257,7 +258,7 @@ class LogReader:
         self.spreads: dict[str, dict[str, list[float]]] = {}
         self.counts: Counter[str] = Counter()
         self.accepts: Counter[tuple[float, float]] = Counter()
-        self.accept_last: tuple[int, bytes, float, float] | None = None
+        self.accept_last: tuple[int, bytes, float, float | None] | None = None
         self.vllm_rows: list[dict[str, Any]] = []
         self.vllm_spec: list[tuple[Line, dict[str, Any]]] = []
         self.start_time: str | None = None
@@ -327,7 +328,10 @@ class LogReader:
                     spread[4] = value
         if "accept_len" in values and "accept_rate" in values:
             self._accepted(number, raw, values["accept_len"], values["accept_rate"])
+        elif "accept_len" in values:
+            self.accept_last = (number, raw, values["accept_len"], None)
         self.series.add(number, raw, values, kind)
+        self.failures.alive = number
         self.last_stamped = raw
         if self.counts[kind] == 1:
             self.marks["sglang"] += 1
@@ -404,6 +408,7 @@ class LogReader:
             rank = parse_line(0, raw[:200]).rank
             if rank:
                 seen["ranks"].add(rank)
+                self.ranks.add(rank)
 
     @staticmethod
     def _notices_in(text: str) -> list[tuple[str, str, str]]:
@@ -437,6 +442,9 @@ class LogReader:
 
     def _whole(self, line: Line) -> None:
         text = line.text
+        if self._begins_launch(line):
+            self._end_launch()
+            self.start_time, self.start_line = line.time, line.number
         if text.startswith(("Decode batch", "Prefill batch")) and "#" in text:
             self.batch_line(line.number, line.quote.encode("utf-8", "replace"))
             return
@@ -580,6 +588,20 @@ class LogReader:
         if args and (self.args_line is None or not self.args):
             self.args, self.args_line, self.args_complete = args, line, complete
             self.earlier_secrets.update(find_secrets(args))
+
+    def _begins_launch(self, line: Line) -> bool:
+        """Whether a new start begins here and the one before it had come to something (ready, stopped or dead)."""
+        text = line.text
+        if "sglang" not in text and "systemd" not in line.quote[:200] and "error: " not in text:
+            return False
+        if self.ready is None and self.stop is None and not any(event.fatal for event in self.failures.events):
+            return False
+        if "is still supported, but 'sglang serve'" in text:
+            return True
+        if text.startswith("Started ") and "systemd[" in line.quote[:200]:
+            return True
+        # argparse answers before anything else is logged: after a server that was stopped it is the next one.
+        return self.stop is not None and "sglang serve: error: " in text
 
     def _end_launch(self) -> None:
         failure = self.failures.finish()
@@ -812,6 +834,10 @@ class LogReader:
                 self.args, self.args_complete = parse_server_args(args["args"])
                 self.args_line = line
                 self.earlier_secrets.update(find_secrets(self.args))
+            if "LLM engine (v" in text and " with config: " in text:
+                for name, value in VLLM_CONFIG.findall(text):
+                    self.args.setdefault(name, _plain_word(value))
+                self.args_line = self.args_line or line
             length = MAX_MODEL_LEN.search(text)
             if length:
                 self.args.setdefault("max_model_len", int(length["len"] or length["len2"]))
@@ -1458,20 +1484,17 @@ class LogReader:
             version.get("version_at_most"),
         )
         drafts = round(length - 1, 6)
-        acceptance = (
-            rate
-            if definition == "drafts"
-            else (
-                drafts / steps
-                if steps
-                else (drafts / (draft_tokens - 1) if draft_tokens and draft_tokens > 1 else None)
-            )
-        )
-        any_accepted = any(pair[0] > 1.0 for pair in self.accepts)
+        if definition == "drafts":
+            acceptance: float | None = rate
+        elif steps:
+            acceptance = drafts / steps
+        else:
+            acceptance = None
+        any_accepted = length > 1.0 or any(pair[0] > 1.0 for pair in self.accepts)
         line = parse_line(number, raw)
         return Speculation(
             active=any_accepted,
-            lines=sum(self.accepts.values()),
+            lines=sum(self.accepts.values()) or self.counts["decode"],
             last_accept_len=length,
             last_accept_rate=rate,
             rate_definition=definition,
@@ -1889,6 +1912,13 @@ def _number(text: Any) -> float | None:
 
 def _whole_number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"-?\d{1,18}", text) else None
+
+
+def _plain_word(text: str) -> str | int | None:
+    text = text.strip("'\"")
+    if text == "None":
+        return None
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else text
 
 
 def _plain_int(text: str) -> int:

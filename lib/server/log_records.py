@@ -208,7 +208,7 @@ class Speculation(Fact):
     active: bool | None = Field(description="False if no draft token was ever accepted")
     lines: int
     last_accept_len: float | None
-    last_accept_rate: float | None
+    last_accept_rate: float | None = Field(description="as printed; None in versions that print none")
     rate_definition: str = Field(
         description="drafts: (accept_len - 1) / num_steps, since 0.5.11 | tokens: accept_len / num_draft_tokens, "
         "until 0.5.10 | ambiguous | not_known"

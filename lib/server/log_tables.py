@@ -145,6 +145,12 @@ NOTICES: tuple[tuple[str, str, str, str], ...] = (
         "a scale in the checkpoint has no place in this model: the cache runs with scale 1.0",
     ),
     (
+        "vllm_fp8_kv",
+        "medium",
+        "data type to store kv cache",
+        "vLLM uses an 8-bit KV cache; without scales in the checkpoint it runs with scale 1.0",
+    ),
+    (
         "kv_scale_loaded",
         "info",
         "Loaded KV cache scaling factors from",
@@ -373,6 +379,8 @@ WANTED: tuple[bytes, ...] = (
     b"sglang ",
     b"Resolved architecture",
     b"cache dtype",
+    b"store kv cache",
+    b"systemd[1]",
 )
 INTERESTING = re.compile(
     b"|".join(re.escape(n) for n in dict.fromkeys((*WANTED, *(n.encode() for n in FAILURE_NEEDLES))))
@@ -448,6 +456,11 @@ VLLM_ENGINE = re.compile(
 )
 VLLM_ARGS = re.compile(r"non-default args: (?P<args>\{.*)")
 MAX_MODEL_LEN = re.compile(r"Using max model len (?P<len>\d+)|max_seq_len=(?P<len2>\d+)")
+VLLM_CONFIG = re.compile(
+    r"\b(kv_cache_dtype|quantization|dtype|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|"
+    r"max_seq_len|block_size|model)"
+    r"=('[^']*'|[\w./:-]+)"
+)
 COMMAND = re.compile(
     r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|gated_launch\.py)\s+(?P<args>-.*)"
 )
