@@ -861,7 +861,7 @@ def _repeated(prose: str) -> dict[str, tuple[float, ...]]:
 
 _SECTION = re.compile(r"^\s*={3,}\s*(.*?)\s*={3,}\s*$")
 _PAIRS = re.compile(r"([A-Za-z][\w./]*)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|%)?(?![\w.])")
-_RUN_LABEL = re.compile(r"^\s*([A-Za-z][\w -]{0,30}?)\s*[-_# ]?(\d+)\s*[: ]\s+(?=[A-Za-z])")
+_RUN_LABEL = re.compile(r"^\s*([A-Za-z][\w -]{0,30}?)\s*[-_# ]?(\d{1,9})(?:\s*:)?\s+(?=[A-Za-z])")
 _RUN_FIELDS = {
     "wall": "duration_s",
     "ttft": "ttft_ms",
