@@ -126,13 +126,15 @@ def parse_truth(raw: bytes) -> Truth:
     accepted, read, tokens, sent = [], [], [], []
     for _ in range(count):
         row = numbers[at : at + 5]
+        if row.size < 5:
+            break
         accepted.append(row[1])
         read.append(row[2])
         tokens.append(row[3])
         events = int(row[4])
         sent.append(numbers[at + 5 : at + 5 + events])
         at += 5 + events
-    if at != numbers.size:
+    if at != numbers.size or len(sent) != count:
         raise BadInput("a whole judge's record", f"{numbers.size} numbers for {at}")
     return Truth(
         np.array(accepted), np.array(read), np.array(tokens), tuple(sent),
