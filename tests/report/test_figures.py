@@ -93,6 +93,8 @@ def test_thresholds_are_drawn_where_given_and_only_there() -> None:
     assert _lines(figure, 2) == []
     assert sorted(_lines(MADE["difference"]())) == [-0.02, 0.02]
     assert _lines(throughput_latency(levels())) == []
+    assert _lines(difference_by_position(BUCKETS, limits=-0.02)) == [-0.02]
+    assert _lines(difference_by_position(BUCKETS, limits=[0.05, -0.01])) == [0.05, -0.01]
 
 
 def test_far_ceiling_is_named_and_does_not_flatten_the_data() -> None:
