@@ -113,5 +113,4 @@ def run_discoveries(results: Iterable[NotebookResult]) -> list[Line]:
     order = {status: place for place, status in enumerate(ranks)}
     found = [(order[v.status], one.notebook, v) for one in results for v in one.verdicts]
     found.sort(key=lambda entry: entry[:2])
-    lines: list[Line] = [(verdict, f"{notebook}.result.json") for _, notebook, verdict in found]
-    return lines
+    return [(verdict, f"{notebook}.result.json") for _, notebook, verdict in found]
