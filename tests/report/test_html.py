@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import notebook, write_json
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from pages import Page
 
 from lib.errors import UnreadableFile
 from lib.report.figures import acceptance, figure_svg
 from lib.report.html import render_notebook
+from tests.report.made_run import notebook, write_json
+from tests.report.pages import Page
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 40).decode()
