@@ -20,7 +20,7 @@ _BLOCKS = "blockquote dd details div dl dt figcaption figure h1 h2 h3 h4 h5 h6 h
 _INLINE = "a abbr b bdi br code del em i img kbd q s small span strong sub sup u"
 _TABLE = "caption col colgroup table tbody td tfoot th thead tr"
 _TAGS = frozenset(f"{_BLOCKS} {_INLINE} {_TABLE}".split())
-_ID = re.compile(r"(verdict|trial|prediction)-[A-Za-z0-9_.-]+")
+_ID = re.compile(r"(?:(?:verdict|trial|prediction)-[A-Za-z0-9_.-]+|papermill-error-cell)")
 _CLASS = re.compile(r"[A-Za-z0-9 _-]{0,80}")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
 _NO_SOURCE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")

@@ -305,7 +305,8 @@ def difference_by_position(
     Args:
         buckets: mappings or records with `first` and `last` (token positions; or a `label`), `mean` (a `Measured` or a
             number in `unit`) and, for several series in one list, `series`; or a mapping name -> buckets.
-        limits: thresholds in `unit`; a single number stands for plus and minus that number.
+        limits: thresholds in `unit`; a single positive number stands for plus and minus that number, a single negative
+            one for itself (a limit on one side).
         unit: unit of the differences.
         ylabel: what the differences are.
         title: one line above the figure.
@@ -323,7 +324,7 @@ def difference_by_position(
         return _nothing(title or "Difference by position", "no bucket was measured")
     drawn_limits: list[float] = []
     if isinstance(limits, (int, float)):
-        drawn_limits = [abs(limits), -abs(limits)]
+        drawn_limits = [limits, -limits] if limits > 0 else [limits]
     elif limits is not None:
         drawn_limits = list(limits)
     words = []

@@ -40,6 +40,7 @@ IMAGE_CHARACTERS = 200_000
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _SILENT = ("application/javascript", "text/vnd.mermaid")
+_PROGRESS = re.compile(r"[^\n]{0,80}?\d+%\|")
 _PLAIN_TOKEN = re.compile(r'<span class="[nopwlgeb][a-z0-9]*">([^<]*)</span>')
 _HEADING = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
@@ -245,6 +246,8 @@ def _data(output: Any, page: _Page) -> str:
             return _raster(output, mime, page)
     if _WIDGET in data:
         plain = str(data.get("text/plain", "")).strip()
+        if _PROGRESS.match(plain):
+            return _folded("progress bar, as it was when it appeared", _text(plain, page))
         note = '<p class="note">An interactive control stands here in the live notebook; this is what it leaves:</p>'
         return note + (_text(plain, page) if plain else "<pre>(no text)</pre>")
     if "text/html" in data:

@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from made_run import make_run
 
 from lib.report.site import build_site
+from tests.report.made_run import make_run
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from made_run import result
 
 from lib.records import NotebookResult
 from lib.report import docs
+from tests.report.made_run import result
 
 
 def test_check_names_what_is_not_current(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

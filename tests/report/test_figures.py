@@ -10,9 +10,7 @@ from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 import pytest
-from made_run import HOSTILE, interval, levels
 from matplotlib.figure import Figure
-from pages import Page
 
 from lib.records import Measured
 from lib.report import figures
@@ -24,6 +22,8 @@ from lib.report.figures import (
     startup_phases,
     throughput_latency,
 )
+from tests.report.made_run import HOSTILE, interval, levels
+from tests.report.pages import Page
 
 BUCKETS = [{"first": 1, "last": 256, "mean": Measured(value=0.01, unit="nat", low=0.005, high=0.015)},
            {"first": 257, "last": 512, "mean": Measured(value=0.03, unit="nat", low=0.02, high=0.04)}]  # fmt: skip
@@ -62,7 +62,7 @@ def test_figure_is_reproducible_small_and_named(name: str) -> None:
 
 def test_figure_is_the_same_in_another_process() -> None:
     """Neither the process, its hash seed nor the clock is in the picture."""
-    code = "from test_figures import MADE, figure_svg; print(figure_svg(MADE['compared']()), end='')"
+    code = "from tests.report.test_figures import MADE, figure_svg; print(figure_svg(MADE['compared']()), end='')"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}
     made = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert made.stdout == figure_svg(MADE["compared"]())
@@ -93,6 +93,8 @@ def test_thresholds_are_drawn_where_given_and_only_there() -> None:
     assert _lines(figure, 2) == []
     assert sorted(_lines(MADE["difference"]())) == [-0.02, 0.02]
     assert _lines(throughput_latency(levels())) == []
+    assert _lines(difference_by_position(BUCKETS, limits=-0.02)) == [-0.02]
+    assert _lines(difference_by_position(BUCKETS, limits=[0.05, -0.01])) == [0.05, -0.01]
 
 
 def test_far_ceiling_is_named_and_does_not_flatten_the_data() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import notebook, write_json
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from pages import Page
 
 from lib.errors import UnreadableFile
 from lib.report.figures import acceptance, figure_svg
 from lib.report.html import render_notebook
+from tests.report.made_run import notebook, write_json
+from tests.report.pages import Page
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"0" * 40).decode()
@@ -199,10 +199,20 @@ def test_a_failing_notebook_of_papermill_keeps_its_marks(tmp_path: Path) -> None
         new_markdown_cell(
             '<span style="color:red">An Exception was encountered at <a href="#papermill-error-cell">In [2]</a>.</span>'
         ),
+        new_markdown_cell('<span id="papermill-error-cell" style="color:red">stopped here</span>'),
         new_code_cell("never ran"),
     ]
     page = rendered(tmp_path, *cells)
     assert "An Exception was encountered" in page and "never ran" in page and "color:red" not in page
+    assert "papermill-error-cell" in Page(page).ids and "#papermill-error-cell" in Page(page).links
+
+
+def test_live_progress_bar_is_folded(tmp_path: Path) -> None:
+    """A progress widget keeps its first state in the file: it is folded and not shown as where it ended."""
+    page = body(
+        rendered(tmp_path, output(**{WIDGET: {"model_id": "a"}, "text/plain": "  0%|          | 0/3 [00:00<?]"}))
+    )
+    assert "<summary>progress bar, as it was when it appeared</summary>" in page
 
 
 @pytest.mark.parametrize(

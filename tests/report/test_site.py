@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import RUN_ID, TITLES, notebook, result, write_json
 from nbformat.v4 import new_code_cell, new_output
-from pages import Page
 
 from lib.errors import UnreadableFile
 from lib.report.site import build_site
+from tests.report.made_run import RUN_ID, TITLES, notebook, result, write_json
+from tests.report.pages import Page
 
 PAGES = ["index.html", *(f"{number}.html" for number in TITLES)]
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from made_run import HOSTILE, TITLES, result
-
 from lib.records import Evidence, Measured
 from lib.report.state import run_discoveries, state_markdown
+from tests.report.made_run import HOSTILE, TITLES, result
 
 
 def lines(text: str, heading: str) -> list[str]:

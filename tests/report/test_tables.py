@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_run import HOSTILE, predictions, result, verdicts
-from pages import Page
 
 from lib.records import Evidence, Measured, Prediction, Status, Verdict
 from lib.report.tables import (
@@ -21,6 +19,8 @@ from lib.report.tables import (
     trial_table,
     verdict_table,
 )
+from tests.report.made_run import HOSTILE, predictions, result, verdicts
+from tests.report.pages import Page
 
 
 @pytest.mark.parametrize(
