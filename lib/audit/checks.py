@@ -1146,7 +1146,7 @@ def l1(look: Look) -> Outcome:
 
 
 def l2(look: Look) -> Outcome:
-    if look.line("not_loaded"):
+    if look.line("not_loaded") or look.line("not_in_params"):
         return _found(
             "info",
             "tensors_not_loaded",
@@ -1268,7 +1268,7 @@ def x2(look: Look) -> Outcome:
             f"--kv-cache-dtype {look('kv_cache_dtype')} was asked for, {real.value} was allocated",
             values={"asked": asked, "allocated": real.value},
         )
-    if look.maybe_line("backend_fallback"):
+    if look.maybe_line("backend_fallback") or look.maybe_line("attention_changed"):
         return _found(
             "info",
             "backend_replaced",

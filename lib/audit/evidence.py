@@ -99,6 +99,50 @@ _NUMBER = {
     "speculative_accept_threshold_acc": float,
 }
 
+#: Facts that a description may state by name, beside the arguments, and the types that their values may have.
+_STATED: dict[str, tuple[type, ...]] = {
+    "engine": (str,),
+    "platform": (str,),
+    "flashinfer_version": (str,),
+    "model_class": (str,),
+    "recurrent": (str,),
+    "mamba_ssm_dtype_config": (str, type(None)),
+    "ssm_dtype": (str,),
+    "native_context": (int,),
+    "context_len": (int,),
+    "max_total_num_tokens": (int,),
+    "mla": (bool,),
+    "is_moe": (bool,),
+    "has_chat_template": (bool,),
+    "kv_dtype_target": (str,),
+    "kv_dtype_draft": (str,),
+    "kv_scales_loaded": (str,),
+    "attention_backend_prefill": (str,),
+    "attention_backend_decode": (str,),
+    "request_params": (dict,),
+    "client_history": (bool,),
+}
+_OBJECTS = {"json_model_override_args", "default_chat_template_kwargs", "model_loader_extra_config"}
+
+
+def _typed_value(name: str, value: Any) -> Any:
+    """The value of a named fact when it has a type that the fact can have; BadInput otherwise."""
+    kinds: tuple[type, ...]
+    if name in _STATED:
+        kinds = _STATED[name]
+    elif name in _BOOLEAN:
+        kinds = (bool, type(None))
+    elif name in _NUMBER:
+        kinds = (int, float, type(None))
+    else:
+        kinds = (str, type(None), dict) if name in _OBJECTS else (str, type(None))
+    wrong = not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)
+    if wrong or (isinstance(value, float) and value != value):
+        names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise BadInput(f"expected {name} as {names}", f"{type(value).__name__}: {str(value)[:60]}")
+    return value
+
+
 #: Compute capability by what a log or a person calls the GPU. Source: NVIDIA's CUDA GPU list.
 GPU_SM: tuple[tuple[str, str], ...] = (
     ("RTX PRO 6000", "12.0"),
@@ -242,9 +286,8 @@ _SAMPLING = re.compile(r"Using default chat sampling params from model generatio
 _STUCK = re.compile(rb"token usage: ([\d.]+).*?accept rate: 0\.00\b")
 _DEVICE = re.compile(r"device_name=([\w ]+?)(?:_down)?\.json|\b(SM\d{2,3}) \(\w+\) detected")
 #: Literals that a line must hold to be looked at here; everything else only passes through to `read_log`.
-_LITERALS = [literal for literal, _, _ in LINES.values()]
-_LITERALS += ["server_args=", "device_name=", ") detected", "generation config", "accept rate: 0.00", "hybrid GDN"]
-_NEEDLES = re.compile(b"|".join(re.escape(text.encode()) for text in dict.fromkeys(_LITERALS)))
+_LITERALS = [literal.encode() for literal, _, _ in LINES.values()]
+_LITERALS += [b"server_args=", b"device_name=", b") detected", b"model generation config", b"hybrid GDN"]
 
 
 class _Marks:
@@ -263,15 +306,16 @@ class _Marks:
     def passing(self, lines: Iterable[bytes]) -> Iterator[bytes]:
         """The same lines, looked at on their way to the log reader."""
         for number, raw in enumerate(lines, start=1):
-            if _NEEDLES.search(raw):
+            # Nearly all lines of a long log are batch lines, of which only one sign matters here.
+            if b"batch, #" in raw:
+                if b"accept rate: 0.00" in raw:
+                    match = _STUCK.search(raw)
+                    self.stuck += bool(match and float(match[1]) >= 0.5)
+            elif any(literal in raw for literal in _LITERALS):
                 self._look(number, raw)
             yield raw
 
     def _look(self, number: int, raw: bytes) -> None:
-        if b"accept rate: 0.00" in raw:
-            match = _STUCK.search(raw)
-            self.stuck += bool(match and float(match[1]) >= 0.5)
-            return
         line = _ANSI.sub(b"", raw).decode("utf-8", "replace").rstrip()
         if "server_args=" in line:
             self.clear()
@@ -327,7 +371,10 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         known = "read" if log.version_known_by == "line" else "derived"
         add("sglang_version", log.version, known, note=f"by its {log.version_known_by}")  # type: ignore[arg-type]
     for name in sorted(_ARGUMENTS & set(log.server_args)) if engine == "sglang" else ():
-        value = log.server_args[name]
+        try:
+            value = _typed_value(name, log.server_args[name])
+        except BadInput:
+            continue  # a line that was cut or garbled: what it says of this argument is not known
         place = log.server_args_told.line_no if log.server_args_told else None
         facts.append(make_fact(name, value, "read", "log", path=path, line=place, quote=f"{name}={value!r}"[:200]))
     if log.server_args.get("device") in ("cpu", "xpu", "npu", "hpu"):
@@ -498,7 +545,7 @@ def server_info_facts(info: Mapping[str, Any], path: str = "/server_info") -> li
     resolved, and the memory it reports gives bytes per token in every version.
     """
     facts = [
-        make_fact(name, info[name], "read", "server_info", path=path, quote=f"{name}: {info[name]}")
+        make_fact(name, _typed_value(name, info[name]), "read", "server_info", path=path, quote=f"{name}: {info[name]}")
         for name in sorted(_ARGUMENTS)
         if name in info
     ]
@@ -534,7 +581,7 @@ def server_info_facts(info: Mapping[str, Any], path: str = "/server_info") -> li
                 make_fact(name, state[name], "measured", "server_info", path=where, quote=f"{name}: {state[name]}")
             )
     if state.get("mamba_radix_cache_strategy") and "mamba_radix_cache_strategy" not in info:
-        value = state["mamba_radix_cache_strategy"]
+        value = _typed_value("mamba_radix_cache_strategy", state["mamba_radix_cache_strategy"])
         facts.append(make_fact("mamba_radix_cache_strategy", value, "read", "server_info", path=where))
     accept = state.get("avg_spec_accept_length")
     if isinstance(accept, int | float):
@@ -550,7 +597,7 @@ def model_info_facts(info: Mapping[str, Any], path: str = "/model_info") -> list
         facts.append(make_fact("model_class", str(architectures[0]), "read", "model_info", path=path))
     for name in ("load_format", "tool_call_parser", "reasoning_parser", "model_path"):
         if name in info:
-            facts.append(make_fact(name, info[name], "read", "model_info", path=path))
+            facts.append(make_fact(name, _typed_value(name, info[name]), "read", "model_info", path=path))
     return facts
 
 
@@ -822,7 +869,7 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
     flags = take("flags")
     if isinstance(flags, Mapping):
         named = {ALIASES.get(str(name), str(name)): value for name, value in flags.items()}
-        groups.append(stated_facts({name: value for name, value in named.items() if name in FACTS}))
+        groups.append(stated_facts({name: _typed_value(name, named[name]) for name in named if name in _ARGUMENTS}))
     elif flags is not None:
         groups.append(flags_facts(_joined(flags), "args"))
     version = take("version")
@@ -839,7 +886,8 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
         groups.append(log_facts(_joined(log, "\n").splitlines(), "log"))
     trace = take("trace")
     if trace is not None:
-        groups.append(stated_facts({"kernel_trace": [trace] if isinstance(trace, str) else list(trace)}, "trace"))
+        names = list(map(str, trace)) if isinstance(trace, list | tuple) else [str(trace)]
+        groups.append(stated_facts({"kernel_trace": names}, "trace"))
     output = take("output")
     if output is not None:
         groups.append(stated_facts({"output_text": str(output)}, "output"))
@@ -859,7 +907,8 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
             groups.append(read(answer))
     if isinstance(given.get("metrics"), str):
         groups.append(metrics_facts(given.pop("metrics")))
-    groups.append(stated_facts({name: value for name, value in given.items() if name in FACTS}))
+    by_name = [name for name in given if name in _STATED or name in _ARGUMENTS]
+    groups.append(stated_facts({name: _typed_value(name, given[name]) for name in by_name}))
     return gather(*groups)
 
 

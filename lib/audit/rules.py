@@ -170,11 +170,8 @@ LINES: dict[str, tuple[str, str, str]] = {
         r"Checkpoint has k_scale but KV cache dtype is not FP8\. *Ignoring k_scale",
         "scales are loaded, and this backend leaves them out of a 16-bit pool",
     ),
-    "not_loaded": (
-        "not loaded",
-        r"(?:is|are) not loaded\.|[Nn]ot found in params_dict",
-        "a tensor of the checkpoint is left out",
-    ),
+    "not_loaded": ("not loaded", r"(?:is|are) not loaded\.", "a tensor of the checkpoint is left out"),
+    "not_in_params": ("found in params_dict", r"not found in params_dict", "a tensor of the checkpoint is left out"),
     "fp4_kv_warning": ("might lead to a", r"KV Cache might lead to an? accuracy drop", "4-bit KV cache"),
     "w1_w3_scale": (
         "w1_weight_scale_2 must match",
@@ -211,7 +208,7 @@ LINES: dict[str, tuple[str, str, str]] = {
         "the checkpoint's own template",
     ),
     "nan": (
-        "N",
+        "NaN",
         r"Detected errors during sampling! NaN|NaN detected in|NaN happened|NaN in the logits",
         "NaN in the logits",
     ),
@@ -221,9 +218,13 @@ LINES: dict[str, tuple[str, str, str]] = {
         "NCCL does the all-reduce",
     ),
     "backend_fallback": (
-        "all",
-        r"will fallback to \S+ backend|Setting attention backend to \w+|[Ff]all(?:ing)? back to \w+ (?:attention )?"
-        r"backend",
+        "back to",
+        r"will fallback to \S+ backend|[Ff]all(?:ing)? back to \w+ (?:attention )?backend",
+        "another backend than asked for",
+    ),
+    "attention_changed": (
+        "Setting attention backend",
+        r"Setting attention backend to \w+",
         "another attention backend than asked for",
     ),
     "vllm_q_scale": ("q scaling factor", r"Checkpoint does not provide a q scaling factor", "K and V scales exist"),
@@ -280,6 +281,8 @@ _ANY = ("sglang", "vllm")
 
 #: Every rule. A new one is a row here; tests/audit/examples.py must give it a positive, a negative and a no-evidence
 #: case.
+# fmt: off
+# fmt: off
 # fmt: off
 # fmt: off
 # fmt: off
@@ -439,6 +442,8 @@ RULES: tuple[Rule, ...] = (
     _rule("X2", "Asked for and not done", "evidence", "kv_cache_dtype kv_dtype_target", checks.x2, "high", "read",
         "all", "a precision or backend that nobody chose", _S, "read what was allocated", "FACTS 1; CPU.md intel_amx"),
 )
+# fmt: on
+# fmt: on
 # fmt: on
 # fmt: on
 # fmt: on

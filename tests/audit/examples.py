@@ -179,3 +179,40 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kv_cache_dtype": "bfloat16", "kv_dtype_target": "bfloat16"},
     ),
 }  # fmt: skip
+
+
+_AT = "[2026-01-01 00:00:00 TP0] "
+#: One line for each mark of LINES, with the words that the program prints (FACTS 1.4 and 5.2; recorded logs).
+LOG_LINES: dict[str, str] = {
+    "scale_default": _AT + "Using FP8 KV cache but no scaling factors provided. Defaulting to scaling factors of 1.0.",
+    "scale_file_loaded": _AT + "Loaded KV cache scaling factors from /m/kv.json",
+    "scale_not_loaded": _AT
+    + "Found .k_scale in the checkpoint (e.g. model.layers.0.self_attn.k_proj.k_scale), but not "
+    "found the expected name in the model (e.g. model.layers.0.self_attn.attn.k_scale). .k_scale is not loaded.",
+    "scale_ignored_16bit": _AT + "Checkpoint has k_scale but KV cache dtype is not FP8. Ignoring k_scale for BMM1 "
+    "(k_scale=0.3700, kv_dtype=torch.bfloat16).",
+    "not_loaded": _AT + "The weights of the draft's embedding are not loaded.",
+    "not_in_params": _AT + "Parameter lm_head.bias not found in params_dict",
+    "fp4_kv_warning": _AT + "nvfp4 KV Cache might lead to an accuracy drop!",
+    "w1_w3_scale": _AT + "w1_weight_scale_2 must match w3_weight_scale_2. Accuracy may be affected.",
+    "requantize": _AT + "Beware that requantization may incur a loss in accuracy",
+    "ue8m0": _AT + "DeepGemm is enabled but the scale_fmt of checkpoint is not ue8m0. This might cause accuracy "
+    "degradation on Blackwell.",
+    "marlin_fallback": _AT + "Weight-only FP4 compression will be used leveraging the Marlin kernel.",
+    "context_overwritten": _AT + "Warning: User-specified context_length (524288) is greater than the derived "
+    "context_length (262144).",
+    "rope_factor": _AT + "rope_scaling missing 'factor', defaulting to 1.0. Check model accuracy.",
+    "truncated": _AT + "Input length exceeds the maximum. Truncating the input.",
+    "no_chat_template": _AT + "No HuggingFace chat template found",
+    "default_chat_template": _AT + "Using default HuggingFace chat template with detected content format: openai",
+    "nan": _AT + "Detected errors during sampling! NaN in the logits.",
+    "custom_all_reduce_off": _AT
+    + "CustomAllReduceV2 is disabled because it's not supported on more than two PCIe-only GPUs",
+    "backend_fallback": _AT + "The current platform does not support Intel AMX, will fallback to torch_native backend.",
+    "attention_changed": _AT
+    + "FlashAttention3 only supports fp8_e4m3 if using FP8; Setting attention backend to triton.",
+    "vllm_q_scale": "WARNING 03-25 22:34:30 [kv_cache.py:82] Checkpoint does not provide a q scaling factor.",
+    "vllm_scale_default": "WARNING 03-25 22:34:30 [kv_cache.py:109] Using KV cache scaling factor 1.0 for fp8_e4m3.",
+    "vllm_fp8_kv": "INFO 11-29 12:58:59 [cache.py:361] Using fp8 data type to store kv cache. It reduces the footprint",
+    "vllm_uncalibrated": "WARNING 03-25 22:34:30 [kv_cache.py:128] Using uncalibrated q_scale 1.0 and/or prob_scale 1.0",
+}
