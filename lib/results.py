@@ -112,8 +112,8 @@ class Answering(Protocol):
 class ServerHandle:
     """One server of a notebook, launched at its first use; on a resumed or offline run perhaps never."""
 
-    def __init__(self, run: NotebookRun, name: str, params: ServerParams) -> None:
-        self.run, self.name, self.params = run, name, params
+    def __init__(self, run: NotebookRun, name: str, params: ServerParams, strict: bool = True) -> None:
+        self.run, self.name, self.params, self.strict = run, name, params, strict
         self._live: Answering | None = None
         self._spec: ServerSpec | None = None
 
@@ -125,7 +125,7 @@ class ServerHandle:
     def spec(self) -> ServerSpec:
         """The resolved launch (argv, environment, model); reads the checkpoint and asks for SGLang's version."""
         if self._spec is None:
-            self._spec = server_spec(self.name, self.params)
+            self._spec = server_spec(self.name, self.params, self.strict)
         return self._spec
 
     @property
@@ -196,9 +196,13 @@ class NotebookRun:
         name: str = "server",
         flags: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        strict: bool = True,
         **changes: Any,
     ) -> ServerHandle:
-        """A server of the profile with these flags and environment on top; nothing is launched yet."""
+        """A server of the profile with these flags and environment on top; nothing is launched yet.
+
+        With `strict=False` unknown flags and choices reach SGLang, so that it refuses them in its own words.
+        """
         base = self.profile.server
         merged = {
             **base.model_dump(),
@@ -206,7 +210,7 @@ class NotebookRun:
             "flags": {**base.flags, **(flags or {})},
             "environment": {**base.environment, **(environment or {})},
         }
-        handle = ServerHandle(self, name, ServerParams.model_validate(merged))
+        handle = ServerHandle(self, name, ServerParams.model_validate(merged), strict)
         self._handles.append(handle)
         return handle
 

@@ -21,8 +21,8 @@ from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, to
 from lib.audit.rules import LINES
 from lib.audit.scales import checkpoint_of
 from lib.errors import BadInput, ServerError, UnreadableFile
-from lib.model.facts import Checkpoint
 from lib.model.checkpoint import read_checkpoint
+from lib.model.facts import Checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
 from lib.server.lines import lines_of
 from lib.server.log import ServerLog, read_log

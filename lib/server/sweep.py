@@ -8,17 +8,19 @@ asked --launch--> died      -> class and line from the log (crashes, unsupported
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lib.audit.compare import ScoreComparison, compare_scores
 from lib.audit.probes import read_scores, score_documents, tokenize_documents
 from lib.errors import BadInput
+from lib.model.facts import Checkpoint
 from lib.params import Candidate, SweepParams
 from lib.records import Evidence, Measured, Record, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer, ask, read_answer
-from lib.server.flags import Gpu, check_arguments
+from lib.server.flags import Gpu, ModelFacts, check_arguments
 from lib.server.launch import LaunchRecord, read_failure
 
 #: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
@@ -61,7 +63,7 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
 def _try(
     run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None
 ) -> tuple[Tried, Measurement | None]:
-    handle = run.server(candidate.id, candidate.flags, candidate.environment, ready_timeout_s=candidate.ready_timeout_s)
+    handle = run.server(candidate.id, candidate.flags, candidate.environment, False, ready_timeout_s=candidate.ready_timeout_s)
     launch = run.try_launch(handle)
     answer = scores = None
     if launch.ready_s is not None:
@@ -271,14 +273,17 @@ def expected_rows(run: NotebookRun) -> list[dict[str, Any]]:
     params: SweepParams = run.params  # type: ignore[assignment]
     rows: list[dict[str, Any]] = []
     for candidate in params.candidates if not run.attached else []:
-        handle = run.server(candidate.id, candidate.flags, candidate.environment)
+        handle = run.server(candidate.id, candidate.flags, candidate.environment, False)
         version = run.version(handle)
         gpu = next(iter(run.host()["gpus"]), None)
         sm = int(float(gpu["compute_cap"]) * 10) if gpu else None
         found = check_arguments(
             {"model_path": handle.params.model, "flags": handle.params.flags, "environment": handle.params.environment},
-            version, Gpu(sm=sm, name=gpu["name"] if gpu else "none", amx="amx_tile" in run.host()["cpu_features"]),
-        )  # fmt: skip
+            version,
+            Gpu(sm=sm, name=gpu["name"] if gpu else "none", amx="amx_tile" in run.host()["cpu_features"]),
+            model_facts(run.checkpoint(handle)),
+            strict=False,
+        )
         if not found:
             rows.append({"candidate": candidate.id, "expected": "nothing known against it", "why": "", "source": ""})
         for one in found:
@@ -320,3 +325,16 @@ def agreement_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
         }
         for t in tried if t.comparison
     ]  # fmt: skip
+
+
+def model_facts(checkpoint: Checkpoint | None) -> ModelFacts | None:
+    """What the argument rules need to know about a checkpoint; None where it isn't read or not understood."""
+    if checkpoint is None or checkpoint.architecture is None:
+        return None
+    nvfp4 = checkpoint.quantization.weights_algo == "NVFP4"
+    experts = "experts" in json.dumps(checkpoint.config)
+    return ModelFacts(
+        hybrid=checkpoint.architecture.recurrent_layers > 0,
+        nvfp4_experts=nvfp4 and experts,
+        nvfp4_dense=False if not nvfp4 else None if experts else True,
+    )
