@@ -239,7 +239,7 @@ def _fields_at(model: Any, loc: tuple[Any, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = getattr(model, "model_fields", {}).get(part)
-        inner = [a for a in (getattr(field.annotation, "__args__", ()) if field else ())] + (
+        inner = list(getattr(field.annotation, "__args__", ()) if field else ()) + (
             [field.annotation] if field else []
         )
         model = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), model)

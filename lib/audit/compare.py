@@ -59,13 +59,15 @@ def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int) -> Sc
     pooled = paired_mean_difference(b, a, blocks)
     differences = [y - x for x, y in zip(a, b, strict=True)]
     return ScoreComparison(
-        tokens=len(a), documents=len(pairs), pooled=_measured(pooled),
+        tokens=len(a),
+        documents=len(pairs),
+        pooled=_measured(pooled),
         mean_absolute=sum(map(abs, differences)) / len(differences),
         largest=max(differences, key=abs),
         perplexity_ratio=_perplexity_ratio(pooled),
         buckets=_buckets(a, b, blocks, positions, bucket_tokens),
         identical=all(d == 0 for d in differences),
-    )  # fmt: skip
+    )
 
 
 def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -88,20 +90,25 @@ def _buckets(a: list[float], b: list[float], blocks: list[str], positions: list[
         x, y = [a[i] for i in inside], [b[i] for i in inside]
         made.append(
             Bucket(
-                first=max(start, 1), last=min(start + width - 1, max(positions)),
+                first=max(start, 1),
+                last=min(start + width - 1, max(positions)),
                 mean=_measured(paired_mean_difference(y, x, [blocks[i] for i in inside])),
                 mean_absolute=sum(abs(q - p) for p, q in zip(x, y, strict=True)) / len(x),
             )
-        )  # fmt: skip
+        )
     return made
 
 
 def _measured(difference: PairedDifference) -> Measured:
     reason = difference.reason
     return Measured(
-        value=difference.mean, unit="nat/token", n=difference.n, low=difference.low, high=difference.high,
+        value=difference.mean,
+        unit="nat/token",
+        n=difference.n,
+        low=difference.low,
+        high=difference.high,
         reason=reason or (None if difference.low is not None else "no interval"),
-    )  # fmt: skip
+    )
 
 
 def _perplexity_ratio(difference: PairedDifference) -> Measured:

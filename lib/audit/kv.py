@@ -66,9 +66,13 @@ class Audit:
             if self.launches[dtype].ready_s is None and not handle.attached:
                 continue
             documents = self.run.measure(
-                "documents", handle, tokenize_documents, any_server=True, documents=list(self.params.documents),
+                "documents",
+                handle,
+                tokenize_documents,
+                any_server=True,
+                documents=list(self.params.documents),
                 tokens=self.params.document_tokens,
-            ).json("documents.json")  # fmt: skip
+            ).json("documents.json")
             names = ["first", "again"] if dtype == self.reference else ["first"]
             self.scores[dtype] = [
                 self.run.measure(
@@ -129,9 +133,15 @@ def declared_rows(a: Audit) -> list[dict[str, Any]]:
         return [{"what": "checkpoint", "value": "not read: the server is attached"}]
     quantization, scales = checkpoint.quantization, checkpoint.scales
     rows: list[dict[str, Any]]
-    scale_words = "no tensor list" if scales is None else (
-        f"{scales.k_count} k_scale, {scales.v_count} v_scale ({scales.name_form}), all 1.0: {scales.all_one}" if scales.present else "none"
-    )  # fmt: skip
+    scale_words = (
+        "no tensor list"
+        if scales is None
+        else (
+            f"{scales.k_count} k_scale, {scales.v_count} v_scale ({scales.name_form}), all 1.0: {scales.all_one}"
+            if scales.present
+            else "none"
+        )
+    )
     rows = [
         {"what": "architecture", "value": checkpoint.architecture_name},
         {
@@ -179,10 +189,15 @@ def allocated_rows(a: Audit) -> list[dict[str, Any]]:
         pool = a.pool(dtype)
         info = a.run.server_info(launch) or {} if launch else {}
         line = a.run.evidence(a.run.log_file(launch), pool.line_no, pool.line) if launch and pool else None
-        rows.append({
-            "arm": dtype, "/server_info says": info.get("kv_cache_dtype", "(never answered)"),
-            "allocated": pool.dtype if pool and pool.dtype else "not known", "tokens": pool.tokens if pool else None, "evidence": line,
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": dtype,
+                "/server_info says": info.get("kv_cache_dtype", "(never answered)"),
+                "allocated": pool.dtype if pool and pool.dtype else "not known",
+                "tokens": pool.tokens if pool else None,
+                "evidence": line,
+            }
+        )
     return rows
 
 
@@ -204,18 +219,24 @@ def predictions(a: Audit) -> list[Prediction]:
             bytes_predicted = Measured(value=None, unit="B", reason=str(error))
         made.append(
             Prediction(
-                id=f"bytes-{dtype}", what=f"KV cache bytes a token and device, {dtype}", predicted=bytes_predicted,
-                formula="layers x (K + V) x KV heads per device x head_dim x element size", source="lib.model.memory.kv_bytes_per_token",
+                id=f"bytes-{dtype}",
+                what=f"KV cache bytes a token and device, {dtype}",
+                predicted=bytes_predicted,
+                formula="layers x (K + V) x KV heads per device x head_dim x element size",
+                source="lib.model.memory.kv_bytes_per_token",
                 measured=pool_bytes_per_token(pool) if dtype in a.launches else None,
             )
-        )  # fmt: skip
+        )
         made.append(
             Prediction(
-                id=f"tokens-{dtype}", what=f"tokens in the KV pool, {dtype}", predicted=_predicted_tokens(a, dtype, flags, version, platform),
-                formula="min(--max-total-tokens, memory for KV / bytes a token)", source="lib.model.memory.predict_pools",
+                id=f"tokens-{dtype}",
+                what=f"tokens in the KV pool, {dtype}",
+                predicted=_predicted_tokens(a, dtype, flags, version, platform),
+                formula="min(--max-total-tokens, memory for KV / bytes a token)",
+                source="lib.model.memory.predict_pools",
                 measured=Measured(value=pool.tokens, unit="tokens", n=1, reason="read") if pool else None,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -232,9 +253,14 @@ def _predicted_tokens(a: Audit, dtype: str, flags: Mapping[str, Any], version: s
     }
     try:
         pools = predict_pools(
-            checkpoint, tp=a.params.tp_size, kv_cache_dtype=_asked(a, dtype), sglang_version=version, platform=platform,
-            gpu_memory_mib=memory, **taken,
-        )  # fmt: skip
+            checkpoint,
+            tp=a.params.tp_size,
+            kv_cache_dtype=_asked(a, dtype),
+            sglang_version=version,
+            platform=platform,
+            gpu_memory_mib=memory,
+            **taken,
+        )
     except WorkbookError as error:
         return Measured(value=None, unit="tokens", reason=str(error))
     return Measured(value=pools.max_total_num_tokens, unit="tokens", reason="computed; " + "; ".join(pools.notes[:2]))
@@ -317,12 +343,18 @@ def loss_rows(a: Audit) -> list[dict[str, Any]]:
                 }
             )
             continue
-        rows.append({
-            "arm": name, "mean": found.pooled,
-            "mean |difference|": Measured(value=found.mean_absolute, unit="nat/token", n=found.tokens, reason="mean"),
-            "perplexity": found.perplexity_ratio, "largest": Measured(value=found.largest, unit="nat", n=1, reason="largest single token"),
-            "identical": found.identical,
-        })  # fmt: skip
+        rows.append(
+            {
+                "arm": name,
+                "mean": found.pooled,
+                "mean |difference|": Measured(
+                    value=found.mean_absolute, unit="nat/token", n=found.tokens, reason="mean"
+                ),
+                "perplexity": found.perplexity_ratio,
+                "largest": Measured(value=found.largest, unit="nat", n=1, reason="largest single token"),
+                "identical": found.identical,
+            }
+        )
     return rows
 
 
@@ -355,10 +387,17 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
         launch = a.launches[dtype]
         if launch.ready_s is None and not a.run.attached:
             outcome, reason, evidence = failed_launch(a.run, launch)
-            made.append(Verdict(
-                id=f"starts-{dtype}", claim=f"The server starts with a {dtype} KV cache", status=OUTCOMES[outcome], reason=reason,
-                evidence=[evidence], launch_ids=[launch.launch_id], rule="lib.server.failures",
-            ))  # fmt: skip
+            made.append(
+                Verdict(
+                    id=f"starts-{dtype}",
+                    claim=f"The server starts with a {dtype} KV cache",
+                    status=OUTCOMES[outcome],
+                    reason=reason,
+                    evidence=[evidence],
+                    launch_ids=[launch.launch_id],
+                    rule="lib.server.failures",
+                )
+            )
             continue
         made.append(_allocated(a, dtype))
         made.append(_audit_verdict(a, dtype))
@@ -374,28 +413,36 @@ def _allocated(a: Audit, dtype: str) -> Verdict:
     launch, pool = a.launches[dtype], a.pool(dtype)
     row = next(r for r in resolved_rows(a) if r["arm"] == dtype)
     common: dict[str, Any] = {
-        "id": f"allocated-{dtype}", "claim": f"Asked for {_asked(a, dtype)}, the server allocates the KV cache that this version's rules predict",
-        "limit": f"{row['predicted']}", "rule": "lib.model.quantization.resolve_kv_cache_dtype", "launch_ids": [launch.launch_id],
+        "id": f"allocated-{dtype}",
+        "claim": f"Asked for {_asked(a, dtype)}, the server allocates the KV cache that this version's rules predict",
+        "limit": f"{row['predicted']}",
+        "rule": "lib.model.quantization.resolve_kv_cache_dtype",
+        "launch_ids": [launch.launch_id],
         "predicted": Measured(value=str(row["predicted"]), reason="computed"),
-    }  # fmt: skip
+    }
     if pool is None or pool.dtype is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="no log line tells the allocated dtype", **common)
     allocated = pool.dtype.removeprefix("torch.")
     same = allocated == str(row["predicted"]).removeprefix("torch.")
     return Verdict(
         status=Status.INCONCLUSIVE if row["predicted"] == "not known" else Status.PASS if same else Status.FAIL,
-        measured=Measured(value=allocated, reason="read"), reason=f"allocated: {allocated}; {row['why']}",
-        evidence=[a.run.evidence(a.run.log_file(launch), pool.line_no, pool.line)], **common,
-    )  # fmt: skip
+        measured=Measured(value=allocated, reason="read"),
+        reason=f"allocated: {allocated}; {row['why']}",
+        evidence=[a.run.evidence(a.run.log_file(launch), pool.line_no, pool.line)],
+        **common,
+    )
 
 
 def _audit_verdict(a: Audit, dtype: str) -> Verdict:
     report = audit_report(a, dtype)
     launch = a.launches[dtype]
     common: dict[str, Any] = {
-        "id": f"audit-{dtype}", "claim": f"Nothing in the configuration with {dtype} lowers accuracy silently", "rule": "docs/rules.md",
-        "limit": "no finding of level warning or error", "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+        "id": f"audit-{dtype}",
+        "claim": f"Nothing in the configuration with {dtype} lowers accuracy silently",
+        "rule": "docs/rules.md",
+        "limit": "no finding of level warning or error",
+        "launch_ids": [launch.launch_id],
+    }
     if report is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="nothing could be read", **common)
     heavy = [f for f in report.findings if f.level != "info"]
@@ -428,9 +475,14 @@ def _as_predicted(a: Audit, p: Prediction) -> Verdict:
     dtype = p.id.split("-", 1)[1]
     launch = a.launches.get(dtype)
     common: dict[str, Any] = {
-        "id": f"predicted-{p.id}", "claim": f"Predicted from the checkpoint: {p.what}", "predicted": p.predicted, "measured": p.measured,
-        "limit": "within 1%, or within the rounding of the log", "rule": p.source, "launch_ids": [launch.launch_id] if launch else [],
-    }  # fmt: skip
+        "id": f"predicted-{p.id}",
+        "claim": f"Predicted from the checkpoint: {p.what}",
+        "predicted": p.predicted,
+        "measured": p.measured,
+        "limit": "within 1%, or within the rounding of the log",
+        "rule": p.source,
+        "launch_ids": [launch.launch_id] if launch else [],
+    }
     predicted, measured = p.predicted.value, p.measured.value if p.measured else None
     if (
         not isinstance(predicted, (int, float))
@@ -447,7 +499,11 @@ def _as_predicted(a: Audit, p: Prediction) -> Verdict:
     low = min(measured * 0.99, p.measured.low if p.measured.low is not None else measured)
     high = max(measured * 1.01, p.measured.high if p.measured.high is not None else measured)
     if (high - low) / 2 > COARSEST * predicted:
-        return Verdict(status=Status.INCONCLUSIVE, reason=f"the log's rounding leaves {low:.4g} to {high:.4g}: too coarse here", **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason=f"the log's rounding leaves {low:.4g} to {high:.4g}: too coarse here",
+            **common,
+        )
     pool = a.pool(dtype)
     evidence = [a.run.evidence(a.run.log_file(launch), pool.line_no if pool else None, pool.line if pool else None)]
     return Verdict(
@@ -460,10 +516,12 @@ def _as_predicted(a: Audit, p: Prediction) -> Verdict:
 
 def _floor_verdict(a: Audit) -> Verdict:
     common: dict[str, Any] = {
-        "id": "floor", "claim": f"The same server ({a.reference}) gives the same log-probabilities twice: the noise floor is known",
-        "rule": "lib.audit.compare", "limit": f"mean |difference| at most a tenth of {a.params.limit_nats:g} nat/token",
+        "id": "floor",
+        "claim": f"The same server ({a.reference}) gives the same log-probabilities twice: the noise floor is known",
+        "rule": "lib.audit.compare",
+        "limit": f"mean |difference| at most a tenth of {a.params.limit_nats:g} nat/token",
         "launch_ids": a.launch_ids(a.reference),
-    }  # fmt: skip
+    }
     found = a.compared(a.reference)
     if found is None:
         return _unusable(a, (a.reference,), common)
@@ -477,10 +535,12 @@ def _floor_verdict(a: Audit) -> Verdict:
 
 def _loss_verdict(a: Audit, dtype: str) -> Verdict:
     common: dict[str, Any] = {
-        "id": f"loss-{dtype}", "claim": f"{dtype} loses no more than the accepted log-probability against {a.reference}",
-        "limit": f"loss at most {a.params.limit_nats:g} nat/token", "rule": "lib.audit.compare.judge_loss",
+        "id": f"loss-{dtype}",
+        "claim": f"{dtype} loses no more than the accepted log-probability against {a.reference}",
+        "limit": f"loss at most {a.params.limit_nats:g} nat/token",
+        "rule": "lib.audit.compare.judge_loss",
         "launch_ids": a.launch_ids(a.reference, dtype),
-    }  # fmt: skip
+    }
     found, floor = a.compared(dtype), a.floor
     if found is None or floor is None:
         return _unusable(a, (a.reference, dtype), common)
@@ -504,9 +564,12 @@ def _affordable(a: Audit, dtype: str) -> Verdict:
     reference, other = a.pool(a.reference), a.pool(dtype)
     checkpoint = a.run.checkpoint(a.handles[a.reference])
     common: dict[str, Any] = {
-        "id": f"affordable-{a.reference}-{dtype}", "claim": f"A {a.reference} KV cache holds at least one full context", "limit": "tokens in the pool >= context length",
-        "rule": "the pool line of the server's log", "launch_ids": a.launch_ids(a.reference, dtype),
-    }  # fmt: skip
+        "id": f"affordable-{a.reference}-{dtype}",
+        "claim": f"A {a.reference} KV cache holds at least one full context",
+        "limit": "tokens in the pool >= context length",
+        "rule": "the pool line of the server's log",
+        "launch_ids": a.launch_ids(a.reference, dtype),
+    }
     log = a.run.log(a.launches[a.reference])
     context = log.capacity.context_len if log and log.capacity else (checkpoint.context_length if checkpoint else None)
     if reference is None or context is None:
@@ -521,8 +584,9 @@ def _affordable(a: Audit, dtype: str) -> Verdict:
         status=Status.PASS if reference.tokens >= context else Status.FAIL,
         measured=Measured(value=reference.tokens / context, unit="contexts", n=1, reason="read"),
         reason=f"{reference.tokens} tokens for a context of {context}{more}{capped}",
-        evidence=[a.run.evidence(a.run.log_file(a.launches[a.reference]), reference.line_no, reference.line)], **common,
-    )  # fmt: skip
+        evidence=[a.run.evidence(a.run.log_file(a.launches[a.reference]), reference.line_no, reference.line)],
+        **common,
+    )
 
 
 def recommendation(a: Audit, made: Sequence[Verdict]) -> str:

@@ -60,7 +60,8 @@ for d in m.distributions():
                     same += 1
             except OSError:
                 missing.append(str(f))
-        row["files"] = {"same": same, "changed": changed[:50], "missing": missing[:50], "n_changed": len(changed), "n_missing": len(missing)}
+        row["files"] = {"same": same, "changed": changed[:50], "missing": missing[:50],
+                        "n_changed": len(changed), "n_missing": len(missing)}
     rows.append(row)
 torch = {}
 try:
@@ -202,27 +203,41 @@ def predictions(run: NotebookRun, server: ServerHandle, launch: LaunchRecord | N
     loaded = log.weights[0].gib if log and log.weights else None
     made.append(
         Prediction(
-            id="weights", what="memory that the weights take on one device", formula="bytes in the safetensors headers / tp",
-            predicted=_known(weights / tp if weights else None, "B", "no safetensors headers"), source="lib.model.checkpoint",
-            measured=_known(loaded * GIB if loaded is not None else None, "B", "no 'Load weight end' line", "the log rounds to 0.01 GB"),
+            id="weights",
+            what="memory that the weights take on one device",
+            formula="bytes in the safetensors headers / tp",
+            predicted=_known(weights / tp if weights else None, "B", "no safetensors headers"),
+            source="lib.model.checkpoint",
+            measured=_known(
+                loaded * GIB if loaded is not None else None,
+                "B",
+                "no 'Load weight end' line",
+                "the log rounds to 0.01 GB",
+            ),
         )
-    )  # fmt: skip
+    )
     try:
         kv = kv_bytes_per_token(
-            checkpoint, tp, str(server.params.flags.get("kv_cache_dtype") or "auto"),
-            sglang_version=run.version(server), platform=run.platform(),
-        )  # fmt: skip
+            checkpoint,
+            tp,
+            str(server.params.flags.get("kv_cache_dtype") or "auto"),
+            sglang_version=run.version(server),
+            platform=run.platform(),
+        )
         predicted = _known(kv.per_gpu, "B", "")
     except WorkbookError as error:
         predicted = Measured(value=None, reason=str(error))
     pool = next((p for p in log.kv_pools if p.role == "target"), None) if log else None
     made.append(
         Prediction(
-            id="kv-bytes-per-token", what="KV cache bytes a token and device", predicted=predicted,
-            formula="layers x 2 x KV heads per device x head_dim x element size", source="lib.model.memory.kv_bytes_per_token",
+            id="kv-bytes-per-token",
+            what="KV cache bytes a token and device",
+            predicted=predicted,
+            formula="layers x 2 x KV heads per device x head_dim x element size",
+            source="lib.model.memory.kv_bytes_per_token",
             measured=pool_bytes_per_token(pool),
         )
-    )  # fmt: skip
+    )
     return made
 
 
@@ -319,9 +334,13 @@ def stop_rows(server: ServerHandle) -> list[dict[str, Any]]:
 
 
 def verdicts(
-    run: NotebookRun, inventory: Mapping[str, Any], server: ServerHandle, launch: LaunchRecord, answer: Answer | None,
+    run: NotebookRun,
+    inventory: Mapping[str, Any],
+    server: ServerHandle,
+    launch: LaunchRecord,
+    answer: Answer | None,
     predicted: Sequence[Prediction],
-) -> list[Verdict]:  # fmt: skip
+) -> list[Verdict]:
     """Is the stack what its wheels say, does it load, does it give a known answer, were the predictions right?"""
     file = run.log_file(launch)
     made = []
@@ -337,12 +356,18 @@ def verdicts(
         proof = record.stop
         made.append(
             Verdict(
-                id="gone", claim="The server is gone after its stop: processes, port and GPU memory",
-                status=Status.PASS if proof and proof.gone else Status.FAIL, rule="lib.server.launch", limit="nothing left",
-                reason=f"{proof.signals} in {proof.seconds} s; GPU: {proof.gpu_memory}" if proof else "it was not stopped",
-                evidence=[run.evidence(file.parent / "launch.json")], launch_ids=[launch.launch_id],
+                id="gone",
+                claim="The server is gone after its stop: processes, port and GPU memory",
+                status=Status.PASS if proof and proof.gone else Status.FAIL,
+                rule="lib.server.launch",
+                limit="nothing left",
+                reason=f"{proof.signals} in {proof.seconds} s; GPU: {proof.gpu_memory}"
+                if proof
+                else "it was not stopped",
+                evidence=[run.evidence(file.parent / "launch.json")],
+                launch_ids=[launch.launch_id],
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -351,20 +376,33 @@ def _unmodified(run: NotebookRun, inventory: Mapping[str, Any]) -> Verdict:
     changed = {row["name"]: row["changed"] + row["missing"] for row in checked if row["changed"] + row["missing"]}
     names = ", ".join(f"{row['name']} {row['version']} ({row['same']} files)" for row in checked)
     return Verdict(
-        id="unmodified", claim="The serving packages are as published: no installed file differs from its wheel's RECORD",
-        status=(Status.FAIL if changed else Status.PASS) if checked else Status.INCONCLUSIVE, rule="lib.deploy.build", limit="0 files",
+        id="unmodified",
+        claim="The serving packages are as published: no installed file differs from its wheel's RECORD",
+        status=(Status.FAIL if changed else Status.PASS) if checked else Status.INCONCLUSIVE,
+        rule="lib.deploy.build",
+        limit="0 files",
         reason=f"differing files: {changed}" if changed else f"equal: {names or 'nothing was checked'}",
-        measured=Measured(value=sum(changed.values()), unit="files", n=sum(r["same"] for r in checked) + sum(changed.values()), reason="counted"),
-        evidence=[run.evidence(run.raw / "inventory" / "inventory.json", note=f"manifest {manifest_sha256(inventory)[:12]}")],
-    )  # fmt: skip
+        measured=Measured(
+            value=sum(changed.values()),
+            unit="files",
+            n=sum(r["same"] for r in checked) + sum(changed.values()),
+            reason="counted",
+        ),
+        evidence=[
+            run.evidence(run.raw / "inventory" / "inventory.json", note=f"manifest {manifest_sha256(inventory)[:12]}")
+        ],
+    )
 
 
 def _loads(run: NotebookRun, launch: LaunchRecord) -> Verdict:
     file = run.log_file(launch)
     common: dict[str, Any] = {
-        "id": "loads", "claim": "The server loads the model and becomes ready", "rule": "lib.server.launch",
-        "limit": f"ready within {run.profile.server.ready_timeout_s:.0f} s", "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+        "id": "loads",
+        "claim": "The server loads the model and becomes ready",
+        "rule": "lib.server.launch",
+        "limit": f"ready within {run.profile.server.ready_timeout_s:.0f} s",
+        "launch_ids": [launch.launch_id],
+    }
     if launch.state == "attached":
         return Verdict(
             status=Status.PASS,
@@ -382,9 +420,12 @@ def _loads(run: NotebookRun, launch: LaunchRecord) -> Verdict:
         log = run.log(launch)
         ready = log.ready if log else None
         return Verdict(
-            status=Status.PASS, measured=measured, reason=f"ready after {launch.ready_s} s",
-            evidence=[run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)], **common,
-        )  # fmt: skip
+            status=Status.PASS,
+            measured=measured,
+            reason=f"ready after {launch.ready_s} s",
+            evidence=[run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)],
+            **common,
+        )
     outcome, reason, evidence = failed_launch(run, launch)
     return Verdict(status=OUTCOMES[outcome], measured=measured, reason=reason, evidence=[evidence], **common)
 
@@ -392,9 +433,12 @@ def _loads(run: NotebookRun, launch: LaunchRecord) -> Verdict:
 def _answers(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, answer: Answer | None) -> Verdict:
     file = run.raw / "answer" / "answer.json"
     common: dict[str, Any] = {
-        "id": "known-answer", "claim": "It gives the known answer, greedily decoded", "rule": "lib.server.answers",
-        "limit": f"begins with {run.profile.known_answer.expect!r}", "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+        "id": "known-answer",
+        "claim": "It gives the known answer, greedily decoded",
+        "rule": "lib.server.answers",
+        "limit": f"begins with {run.profile.known_answer.expect!r}",
+        "launch_ids": [launch.launch_id],
+    }
     if answer is None:
         return Verdict(
             status=Status.INVALID, reason="the answer could not be taken from one and the same server", **common
@@ -415,10 +459,14 @@ def _answers(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, answe
 
 def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, file: Path) -> Verdict:
     common: dict[str, Any] = {
-        "id": f"predicted-{prediction.id}", "claim": f"Predicted before the launch: {prediction.what}", "rule": prediction.source,
-        "predicted": prediction.predicted, "measured": prediction.measured, "limit": "within 2%, or within the rounding of the log",
+        "id": f"predicted-{prediction.id}",
+        "claim": f"Predicted before the launch: {prediction.what}",
+        "rule": prediction.source,
+        "predicted": prediction.predicted,
+        "measured": prediction.measured,
+        "limit": "within 2%, or within the rounding of the log",
         "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+    }
     predicted, measured = prediction.predicted.value, prediction.measured.value if prediction.measured else None
     if not isinstance(predicted, (int, float)) or not isinstance(measured, (int, float)):
         reason = (

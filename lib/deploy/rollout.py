@@ -30,18 +30,40 @@ def configured(run: NotebookRun) -> ServerHandle:
     return run.server("deployed", {"kv_cache_dtype": params.kv_cache_dtype} if params.kv_cache_dtype else {})
 
 
-def unit_spec(params: DeployParams, argv: Sequence[str], environment: Mapping[str, str], gpu: bool, api_key_env: str | None,
-              ready_timeout_s: float, stop_timeout_s: float) -> UnitSpec:  # fmt: skip
+def unit_spec(
+    params: DeployParams,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    gpu: bool,
+    api_key_env: str | None,
+    ready_timeout_s: float,
+    stop_timeout_s: float,
+) -> UnitSpec:
     """The unit of a configuration; a key never stands on the command line but in a root-readable file."""
     return UnitSpec(
-        name=f"{params.service}.service", description=params.description, argv=tuple(argv), environment=dict(environment),
-        environment_file=f"/etc/{params.service}.env" if api_key_env else None, user=params.user,
-        working_directory=params.working_directory, gpu=gpu, load_timeout_s=ready_timeout_s, drain_timeout_s=stop_timeout_s,
-    )  # fmt: skip
+        name=f"{params.service}.service",
+        description=params.description,
+        argv=tuple(argv),
+        environment=dict(environment),
+        environment_file=f"/etc/{params.service}.env" if api_key_env else None,
+        user=params.user,
+        working_directory=params.working_directory,
+        gpu=gpu,
+        load_timeout_s=ready_timeout_s,
+        drain_timeout_s=stop_timeout_s,
+    )
 
 
-def write_unit(folder: Path, argv: list[str], environment: dict[str, str], gpu: bool, params: dict[str, Any],
-               api_key_env: str | None, ready_timeout_s: float, stop_timeout_s: float) -> None:  # fmt: skip
+def write_unit(
+    folder: Path,
+    argv: list[str],
+    environment: dict[str, str],
+    gpu: bool,
+    params: dict[str, Any],
+    api_key_env: str | None,
+    ready_timeout_s: float,
+    stop_timeout_s: float,
+) -> None:
     """Renders the unit, lints it, and asks systemd where there is one (unit file, check.json)."""
     deploy = DeployParams.model_validate(params)
     spec = unit_spec(deploy, argv, environment, gpu, api_key_env, ready_timeout_s, stop_timeout_s)
@@ -68,10 +90,14 @@ def unit_of(run: NotebookRun, server: ServerHandle) -> Measurement | None:
         spec = server_spec(server.name, server.params)
         port = str(server.params.port or SERVICE_PORT)
         arguments = {
-            "argv": [part.replace("{port}", port) for part in spec.argv], "environment": spec.environment, "gpu": bool(run.host()["gpus"]),
-            "params": params.model_dump(mode="json"), "api_key_env": server.params.api_key_env,
-            "ready_timeout_s": server.params.ready_timeout_s, "stop_timeout_s": server.params.stop_timeout_s,
-        }  # fmt: skip
+            "argv": [part.replace("{port}", port) for part in spec.argv],
+            "environment": spec.environment,
+            "gpu": bool(run.host()["gpus"]),
+            "params": params.model_dump(mode="json"),
+            "api_key_env": server.params.api_key_env,
+            "ready_timeout_s": server.params.ready_timeout_s,
+            "stop_timeout_s": server.params.stop_timeout_s,
+        }
     return run.measure("unit", None, write_unit, **arguments)
 
 
@@ -138,8 +164,13 @@ def proof_rows(run: NotebookRun, launch: LaunchRecord) -> list[dict[str, Any]]:
             }
         )
     if log and log.capacity:
-        rows.append({"what": "capacity", "value": f"{log.capacity.max_total_num_tokens} tokens, context {log.capacity.context_len}",
-                     "evidence": run.evidence(file, log.capacity.line_no, log.capacity.line)})  # fmt: skip
+        rows.append(
+            {
+                "what": "capacity",
+                "value": f"{log.capacity.max_total_num_tokens} tokens, context {log.capacity.context_len}",
+                "evidence": run.evidence(file, log.capacity.line_no, log.capacity.line),
+            }
+        )
     if log and log.ready:
         rows.append(
             {
@@ -160,22 +191,39 @@ def verdicts(
     if unit is not None:
         made += [_unit_sound(run, unit), _verify(run, unit)]
         same, reason = same_command(run, launch, unit)
-        made.append(Verdict(
-            id="same-command", claim="The unit starts exactly the command that was measured", status=Status.PASS if same else Status.FAIL,
-            reason=reason, rule="lib.server.flags.launch_argv", limit="equal but for the port", launch_ids=[launch.launch_id],
-            evidence=[run.evidence(unit.folder / unit.json("check.json")["unit"]), run.evidence(run.log_file(launch).parent / "launch.json")],
-        ))  # fmt: skip
+        made.append(
+            Verdict(
+                id="same-command",
+                claim="The unit starts exactly the command that was measured",
+                status=Status.PASS if same else Status.FAIL,
+                reason=reason,
+                rule="lib.server.flags.launch_argv",
+                limit="equal but for the port",
+                launch_ids=[launch.launch_id],
+                evidence=[
+                    run.evidence(unit.folder / unit.json("check.json")["unit"]),
+                    run.evidence(run.log_file(launch).parent / "launch.json"),
+                ],
+            )
+        )
     made.append(_ready(run, launch))
     made.append(_kv_dtype(run, launch, params.kv_cache_dtype))
     made.append(_smoke(run, launch, answer))
     record = next((r for r in server.launches() if r.launch_id == launch.launch_id), launch)
     if record.stop is not None:
-        made.append(Verdict(
-            id="gone", claim="The server of this notebook is gone at its end", status=Status.PASS if record.stop.gone else Status.FAIL,
-            reason=f"{record.stop.signals} in {record.stop.seconds} s; port free: {record.stop.port_free}; GPU: {record.stop.gpu_memory}",
-            rule="lib.server.launch", limit="no process, port free", launch_ids=[launch.launch_id],
-            evidence=[run.evidence(run.log_file(launch).parent / "launch.json")],
-        ))  # fmt: skip
+        made.append(
+            Verdict(
+                id="gone",
+                claim="The server of this notebook is gone at its end",
+                status=Status.PASS if record.stop.gone else Status.FAIL,
+                reason=f"{record.stop.signals} in {record.stop.seconds} s; port free: {record.stop.port_free}; "
+                f"GPU: {record.stop.gpu_memory}",
+                rule="lib.server.launch",
+                limit="no process, port free",
+                launch_ids=[launch.launch_id],
+                evidence=[run.evidence(run.log_file(launch).parent / "launch.json")],
+            )
+        )
     return made
 
 
@@ -183,10 +231,15 @@ def _unit_sound(run: NotebookRun, unit: Measurement) -> Verdict:
     found = unit.json("check.json")["lint"]
     heavy = [f for f in found if f["level"] != "info"]
     return Verdict(
-        id="unit-lint", claim="The unit has none of the known mistakes of service units", rule="lib.deploy.unit.lint_unit", limit="no finding of level warning or error",
-        status=Status.FAIL if heavy else Status.PASS, measured=Measured(value=len(heavy), unit="findings", reason="counted"),
-        reason="; ".join(f"{f.get('id')}: {f.get('what')}" for f in heavy) or "nothing found", evidence=[run.evidence(unit.folder / "check.json")],
-    )  # fmt: skip
+        id="unit-lint",
+        claim="The unit has none of the known mistakes of service units",
+        rule="lib.deploy.unit.lint_unit",
+        limit="no finding of level warning or error",
+        status=Status.FAIL if heavy else Status.PASS,
+        measured=Measured(value=len(heavy), unit="findings", reason="counted"),
+        reason="; ".join(f"{f.get('id')}: {f.get('what')}" for f in heavy) or "nothing found",
+        evidence=[run.evidence(unit.folder / "check.json")],
+    )
 
 
 def _verify(run: NotebookRun, unit: Measurement) -> Verdict:
@@ -201,9 +254,11 @@ def _verify(run: NotebookRun, unit: Measurement) -> Verdict:
         return Verdict(status=Status.UNSUPPORTED, reason=verify["output"], **common)
     ok = verify["exit_code"] == 0 and not verify["output"]
     return Verdict(
-        status=Status.PASS if ok else Status.FAIL, reason=f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
-        evidence=[run.evidence(unit.folder / "check.json")], **common,
-    )  # fmt: skip
+        status=Status.PASS if ok else Status.FAIL,
+        reason=f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
+        evidence=[run.evidence(unit.folder / "check.json")],
+        **common,
+    )
 
 
 def _ready(run: NotebookRun, launch: LaunchRecord) -> Verdict:
@@ -216,9 +271,12 @@ def _kv_dtype(run: NotebookRun, launch: LaunchRecord, planned: str | None) -> Ve
     found = pools(run, launch)
     wanted = {"bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(planned or "", planned)
     common: dict[str, Any] = {
-        "id": "kv-dtype", "claim": f"The KV cache is allocated as planned ({planned or 'whatever the checkpoint says'})", "limit": wanted or "known",
-        "rule": "the pool line of this launch's log", "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+        "id": "kv-dtype",
+        "claim": f"The KV cache is allocated as planned ({planned or 'whatever the checkpoint says'})",
+        "limit": wanted or "known",
+        "rule": "the pool line of this launch's log",
+        "launch_ids": [launch.launch_id],
+    }
     if not found or found[0].dtype is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="no line of this launch tells the dtype", **common)
     names = {(p.dtype or "").removeprefix("torch.") for p in found}
@@ -235,16 +293,21 @@ def _kv_dtype(run: NotebookRun, launch: LaunchRecord, planned: str | None) -> Ve
 
 def _smoke(run: NotebookRun, launch: LaunchRecord, answer: Answer | None) -> Verdict:
     common: dict[str, Any] = {
-        "id": "smoke", "claim": "It answers a request, not degenerate and as expected", "limit": f"begins with {run.profile.known_answer.expect!r}",
-        "rule": "lib.server.answers", "launch_ids": [launch.launch_id],
-    }  # fmt: skip
+        "id": "smoke",
+        "claim": "It answers a request, not degenerate and as expected",
+        "limit": f"begins with {run.profile.known_answer.expect!r}",
+        "rule": "lib.server.answers",
+        "launch_ids": [launch.launch_id],
+    }
     if answer is None:
         return Verdict(status=Status.INCONCLUSIVE, reason="it never answered", **common)
     wrong = answer.degenerate or (f"it says {answer.text[:40]!r}" if answer.correct is False else None)
     return Verdict(
-        status=Status.FAIL if wrong else Status.PASS, reason=wrong or f"it says {answer.text[:40]!r}",
-        evidence=[run.evidence(run.raw / "answer" / "answer.json", quote=answer.text[:80])], **common,
-    )  # fmt: skip
+        status=Status.FAIL if wrong else Status.PASS,
+        reason=wrong or f"it says {answer.text[:40]!r}",
+        evidence=[run.evidence(run.raw / "answer" / "answer.json", quote=answer.text[:80])],
+        **common,
+    )
 
 
 def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict]) -> Path:

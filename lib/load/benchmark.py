@@ -42,17 +42,34 @@ def build_workload(
 
 
 def send_level(
-    server: Answering, folder: Path, concurrency: int, count: int, dataset: str, input_len: int, output_len: int,
-    api: str, seed: int, vocab_size: int | None, gap_timeout_s: float, api_key_env: str | None,
-) -> None:  # fmt: skip
+    server: Answering,
+    folder: Path,
+    concurrency: int,
+    count: int,
+    dataset: str,
+    input_len: int,
+    output_len: int,
+    api: str,
+    seed: int,
+    vocab_size: int | None,
+    gap_timeout_s: float,
+    api_key_env: str | None,
+) -> None:
     """Sends one closed-loop level after a cache flush and writes its raw record (level.jsonl)."""
     made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size)
     server.control.flush_cache()
     run_level(
-        server.base_url, "chat" if dataset == "chat" else api, made.requests, out=folder / LEVEL_FILE, concurrency=concurrency,
-        model=server.control.served_model_name(), warmup=made.warmup, workload=made.describe(), gap_timeout_s=gap_timeout_s,
+        server.base_url,
+        "chat" if dataset == "chat" else api,
+        made.requests,
+        out=folder / LEVEL_FILE,
+        concurrency=concurrency,
+        model=server.control.served_model_name(),
+        warmup=made.warmup,
+        workload=made.describe(),
+        gap_timeout_s=gap_timeout_s,
         api_key_env=api_key_env,
-    )  # fmt: skip
+    )
 
 
 def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
@@ -61,13 +78,23 @@ def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
     vocab = vocab_size(run, server)
     return {
         c: run.measure(
-            f"level-C{c}", server, send_level, keep_errors=True, concurrency=c,
-            count=params.num_requests or requests_per_level(c), dataset=params.dataset, input_len=params.input_len,
-            output_len=params.output_len, api=params.api, seed=params.seed, vocab_size=vocab,
-            gap_timeout_s=params.request_timeout_s, api_key_env=server.params.api_key_env,
+            f"level-C{c}",
+            server,
+            send_level,
+            keep_errors=True,
+            concurrency=c,
+            count=params.num_requests or requests_per_level(c),
+            dataset=params.dataset,
+            input_len=params.input_len,
+            output_len=params.output_len,
+            api=params.api,
+            seed=params.seed,
+            vocab_size=vocab,
+            gap_timeout_s=params.request_timeout_s,
+            api_key_env=server.params.api_key_env,
         )
         for c in params.concurrency
-    }  # fmt: skip
+    }
 
 
 def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
@@ -84,9 +111,15 @@ def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_ke
     )
     server.control.flush_cache()
     run_level(
-        server.base_url, "chat", made.requests, out=folder / LEVEL_FILE, concurrency=1,
-        model=server.control.served_model_name(), workload=made.describe(), api_key_env=api_key_env,
-    )  # fmt: skip
+        server.base_url,
+        "chat",
+        made.requests,
+        out=folder / LEVEL_FILE,
+        concurrency=1,
+        model=server.control.served_model_name(),
+        workload=made.describe(),
+        api_key_env=api_key_env,
+    )
 
 
 def level_of(measurement: Measurement) -> Level | None:
@@ -114,10 +147,14 @@ def figure_rows(levels: Levels) -> list[dict[str, Any]]:
         level = level_of(measurement)
         if level is not None and measurement.ok:
             s = metrics.level_summary(level)
-            rows.append({
-                "concurrency": c, "output_tokens_per_s": s["output_tokens_per_s"], "ttft_s": s["ttft_s_p50"],
-                "itl_s": s["chunk_gap_s_p50"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "concurrency": c,
+                    "output_tokens_per_s": s["output_tokens_per_s"],
+                    "ttft_s": s["ttft_s_p50"],
+                    "itl_s": s["chunk_gap_s_p50"],
+                }
+            )
     return rows
 
 
@@ -163,10 +200,14 @@ def smoke_rows(measurement: Measurement) -> list[dict[str, Any]]:
     if level is None or not level.requests:
         return [{"what": "smoke test", "value": Measured(value=None, reason=measurement.problem or "no record")}]
     words = {
-        "output_tokens": "output tokens, as the server counts them", "reasoning_tokens": "of these, reasoning tokens",
-        "ttft_s": "time to first token", "decode_s": "decode time after it", "decode_tokens_per_s": "decode rate",
-        "tokens_per_s": "tokens over end-to-end time (what a smoke test prints)", "ttft_frac": "share of the time before the first token",
-    }  # fmt: skip
+        "output_tokens": "output tokens, as the server counts them",
+        "reasoning_tokens": "of these, reasoning tokens",
+        "ttft_s": "time to first token",
+        "decode_s": "decode time after it",
+        "decode_tokens_per_s": "decode rate",
+        "tokens_per_s": "tokens over end-to-end time (what a smoke test prints)",
+        "ttft_frac": "share of the time before the first token",
+    }
     apart = metrics.decompose(level.requests[0])
     return [{"what": text, "value": apart[key]} for key, text in words.items()]
 
@@ -219,14 +260,18 @@ def predictions(run: NotebookRun, server: ServerHandle, levels: Levels | None = 
         known = isinstance(ceiling, DecodeCeiling)
         made.append(
             Prediction(
-                id=f"ceiling-C{c}", what=f"most output tokens per second that memory bandwidth allows at C={c}",
+                id=f"ceiling-C{c}",
+                what=f"most output tokens per second that memory bandwidth allows at C={c}",
                 predicted=Measured(value=ceiling.output_tokens_per_s, unit="tok/s", reason="a ceiling: no interval")
-                if isinstance(ceiling, DecodeCeiling) else Measured(value=None, unit="tok/s", reason=ceiling),
+                if isinstance(ceiling, DecodeCeiling)
+                else Measured(value=None, unit="tok/s", reason=ceiling),
                 formula="C / ((weight bytes + C x context x KV bytes per token) / read bandwidth)",
-                source="lib.model.roofline.decode_ceiling; bandwidth measured on this host with one thread" if known else "not computed",
+                source="lib.model.roofline.decode_ceiling; bandwidth measured on this host with one thread"
+                if known
+                else "not computed",
                 measured=measured.get(c),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -242,11 +287,16 @@ def trials(run: NotebookRun, levels: Levels) -> list[Trial]:
             values = {key: s[key] for key in ("output_tokens_per_s", "ttft_s_p50", "chunk_gap_s_p50")}
         made.append(
             Trial(
-                id=f"level-C{c}", what=f"closed loop, C={c}", outcome=outcome, reason=reason, values=values,
+                id=f"level-C{c}",
+                what=f"closed loop, C={c}",
+                outcome=outcome,
+                reason=reason,
+                values=values,
                 evidence=[run.evidence(measurement.folder / (LEVEL_FILE if level else "stamp.json"))],
-                launch_ids=measurement.launch_ids, seconds=measurement.stamp.seconds,
+                launch_ids=measurement.launch_ids,
+                seconds=measurement.stamp.seconds,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -269,12 +319,18 @@ def verdicts(run: NotebookRun, server: ServerHandle, levels: Levels, smoke: Meas
     tried = trials(run, levels)
     made = [
         Verdict(
-            id=t.id, claim=f"At C={c} every request is answered by the server under test", status=t.status,
-            measured=t.values.get("output_tokens_per_s"), limit="0 failed requests, one server identity, client keeps up",
-            rule="lib.load.benchmark", reason=t.reason or "all requests ok", evidence=t.evidence, launch_ids=t.launch_ids,
+            id=t.id,
+            claim=f"At C={c} every request is answered by the server under test",
+            status=t.status,
+            measured=t.values.get("output_tokens_per_s"),
+            limit="0 failed requests, one server identity, client keeps up",
+            rule="lib.load.benchmark",
+            reason=t.reason or "all requests ok",
+            evidence=t.evidence,
+            launch_ids=t.launch_ids,
         )
         for c, t in zip(levels, tried, strict=True)
-    ]  # fmt: skip
+    ]
     made.append(_scaling(levels, tried))
     made.append(_smoke_verdict(run, levels, smoke))
     return made
@@ -286,10 +342,13 @@ def _scaling(levels: Levels, tried: Sequence[Trial]) -> Verdict:
     rates = {c: t.values.get("output_tokens_per_s") for c, t in zip(levels, tried, strict=True) if t.outcome == "works"}
     known = {c: m for c, m in rates.items() if m is not None and isinstance(m.value, (int, float))}
     common: dict[str, Any] = {
-        "id": "more-users", "claim": "More concurrent requests give more total throughput, up to the highest level",
-        "limit": "95% intervals of the lowest and highest level do not overlap", "rule": "lib.load.benchmark",
-        "evidence": evidence, "launch_ids": list(dict.fromkeys(ids)),
-    }  # fmt: skip
+        "id": "more-users",
+        "claim": "More concurrent requests give more total throughput, up to the highest level",
+        "limit": "95% intervals of the lowest and highest level do not overlap",
+        "rule": "lib.load.benchmark",
+        "evidence": evidence,
+        "launch_ids": list(dict.fromkeys(ids)),
+    }
     if len(known) < 2:
         return Verdict(status=Status.INCONCLUSIVE, reason="fewer than two levels worked", **common)
     low, high = known[min(known)], known[max(known)]
@@ -306,11 +365,15 @@ def _scaling(levels: Levels, tried: Sequence[Trial]) -> Verdict:
 
 def _smoke_verdict(run: NotebookRun, levels: Levels, smoke: Measurement) -> Verdict:
     common: dict[str, Any] = {
-        "id": "smoke-test", "claim": "A smoke test's tokens per second is explained by its time to first token and its decode rate",
-        "limit": "tokens over end-to-end time = n / (TTFT + (n - 1) / decode rate + rest), within 5%", "rule": "lib.load.metrics.decompose",
-        "evidence": [run.evidence(smoke.folder / (LEVEL_FILE if (smoke.folder / LEVEL_FILE).exists() else "stamp.json"))],
+        "id": "smoke-test",
+        "claim": "A smoke test's tokens per second is explained by its time to first token and its decode rate",
+        "limit": "tokens over end-to-end time = n / (TTFT + (n - 1) / decode rate + rest), within 5%",
+        "rule": "lib.load.metrics.decompose",
+        "evidence": [
+            run.evidence(smoke.folder / (LEVEL_FILE if (smoke.folder / LEVEL_FILE).exists() else "stamp.json"))
+        ],
         "launch_ids": smoke.launch_ids,
-    }  # fmt: skip
+    }
     level = level_of(smoke)
     apart = metrics.decompose(level.requests[0]) if level and level.requests else {}
     figure = apart.get("tokens_per_s")
@@ -368,6 +431,11 @@ def measure_smoke(run: NotebookRun, server: ServerHandle) -> Measurement:
     """The smoke test of the parameters."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     return run.measure(
-        "smoke", server, send_smoke, keep_errors=True, prompt=params.smoke_prompt, tokens=params.smoke_tokens,
+        "smoke",
+        server,
+        send_smoke,
+        keep_errors=True,
+        prompt=params.smoke_prompt,
+        tokens=params.smoke_tokens,
         api_key_env=server.params.api_key_env,
-    )  # fmt: skip
+    )

@@ -72,14 +72,17 @@ def arm_from_answers(name: str, text: str, treated: bool, answers: Sequence[Mapp
     """An arm from raw /generate answers (`meta_info` of SGLang 0.5.11 to 0.5.23)."""
     metas = [answer["meta_info"] for answer in answers]
     return Arm(
-        name=name, text=text, treated=treated, requests=len(metas),
+        name=name,
+        text=text,
+        treated=treated,
+        requests=len(metas),
         completion_tokens=sum(int(m["completion_tokens"]) for m in metas),
         e2e_s=sum(float(m["e2e_latency"]) for m in metas),
         verify_steps=_sum(metas, "spec_verify_ct"),
         correct_drafts=_sum(metas, "spec_num_correct_drafts", "spec_accepted_drafts"),
         proposed_drafts=_sum(metas, "spec_num_proposed_drafts", "spec_proposed_drafts"),
         output_ids=[list(answer.get("output_ids") or []) for answer in answers],
-    )  # fmt: skip
+    )
 
 
 def _sum(metas: Sequence[Mapping[str, Any]], *names: str) -> int | None:
@@ -121,11 +124,20 @@ def compare_arms(base: Arm, treated: Arm) -> Comparison:
         ratio = treated.tokens_per_s / base.tokens_per_s
         outcome = "within_limit" if ratio > 1 else "outside_limit"
     return Comparison(
-        text=base.text, outcome=outcome, reason=reason,
-        speed_ratio=Measured(value=ratio, unit="x", n=1 if ratio else None,
-                             reason="one run of each arm: no interval" if ratio else reason),
-        accept_length=treated.accept_length, accept_rate=treated.accept_rate, same_output=same, first_difference=first,
-    )  # fmt: skip
+        text=base.text,
+        outcome=outcome,
+        reason=reason,
+        speed_ratio=Measured(
+            value=ratio,
+            unit="x",
+            n=1 if ratio else None,
+            reason="one run of each arm: no interval" if ratio else reason,
+        ),
+        accept_length=treated.accept_length,
+        accept_rate=treated.accept_rate,
+        same_output=same,
+        first_difference=first,
+    )
 
 
 def _same_output(base: Arm, treated: Arm) -> tuple[bool | None, int | None]:
@@ -159,10 +171,13 @@ def compare_tables(without: Sequence[Mapping[str, Any]], with_treatment: Sequenc
     changes = [b["aggregate_tokens_per_s"] / a["aggregate_tokens_per_s"] - 1 for a, b in pairs]
     largest = max(changes, key=abs) if changes else 0.0
     return TableSuspicion(
-        outcome="no_trace_of_treatment", equal_token_counts=equal, levels=len(pairs), largest_change=largest,
+        outcome="no_trace_of_treatment",
+        equal_token_counts=equal,
+        levels=len(pairs),
+        largest_change=largest,
         reason=f"no verification step is recorded in either table; {equal} of {len(pairs)} levels have the same number of "
-               f"tokens to the digit, and the largest change is {largest:+.1%}: the mark of one server measured twice",
-    )  # fmt: skip
+        f"tokens to the digit, and the largest change is {largest:+.1%}: the mark of one server measured twice",
+    )
 
 
 # notebook 04 ------------------------------------------------------------------------------------------------------------
@@ -217,9 +232,17 @@ def measure_arm(run: NotebookRun, server: ServerHandle, name: str, treated: bool
             )
             continue
         taken = run.measure(
-            f"{name}/{kind}", server, send_arm, keep_errors=True, text=kind, count=params.num_requests or 4,
-            input_len=params.input_len, output_len=params.output_len, seed=params.seed, vocab_size=vocab,
-        )  # fmt: skip
+            f"{name}/{kind}",
+            server,
+            send_arm,
+            keep_errors=True,
+            text=kind,
+            count=params.num_requests or 4,
+            input_len=params.input_len,
+            output_len=params.output_len,
+            seed=params.seed,
+            vocab_size=vocab,
+        )
         if taken.ok:
             arms.append(arm_from_answers(name, kind, treated, taken.json("answers.json")["answers"]))
     return arms
@@ -276,13 +299,19 @@ def arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """Arms as a table: what was sent, how fast, and the trace of speculation."""
     return [
         {
-            "arm": a.name, "text": a.text.replace("_", " "), "requests": a.requests, "tokens": a.completion_tokens,
+            "arm": a.name,
+            "text": a.text.replace("_", " "),
+            "requests": a.requests,
+            "tokens": a.completion_tokens,
             "speed": Measured(value=a.tokens_per_s, unit="tok/s", n=a.requests, reason="one run"),
-            "verify steps": Measured(value=a.verify_steps, n=a.requests if a.verify_steps else None, reason="none was counted"),
-            "accept length": a.accept_length, "accept rate": a.accept_rate,
+            "verify steps": Measured(
+                value=a.verify_steps, n=a.requests if a.verify_steps else None, reason="none was counted"
+            ),
+            "accept length": a.accept_length,
+            "accept rate": a.accept_rate,
         }
         for a in arms
-    ]  # fmt: skip
+    ]
 
 
 def acceptance_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
@@ -296,12 +325,16 @@ def comparison_rows(found: Sequence[Comparison]) -> list[dict[str, Any]]:
     """Comparisons as a table."""
     return [
         {
-            "text": c.text.replace("_", " "), "speed with / without": c.speed_ratio, "accept length": c.accept_length,
-            "same greedy output": "not known" if c.same_output is None else ("yes" if c.same_output else f"differs at token {c.first_difference}"),
+            "text": c.text.replace("_", " "),
+            "speed with / without": c.speed_ratio,
+            "accept length": c.accept_length,
+            "same greedy output": "not known"
+            if c.same_output is None
+            else ("yes" if c.same_output else f"differs at token {c.first_difference}"),
             "because": c.reason,
         }
         for c in found
-    ]  # fmt: skip
+    ]
 
 
 def verdicts(
@@ -345,9 +378,12 @@ def verdicts(
 def _starts(run: NotebookRun, launch: LaunchRecord) -> Verdict:
     file = run.log_file(launch)
     common: dict[str, Any] = {
-        "id": "starts", "claim": "The server starts with speculative decoding", "launch_ids": [launch.launch_id], "rule": "lib.server.failures",
+        "id": "starts",
+        "claim": "The server starts with speculative decoding",
+        "launch_ids": [launch.launch_id],
+        "rule": "lib.server.failures",
         "limit": "ready, and the resolved algorithm is not null",
-    }  # fmt: skip
+    }
     if launch.ready_s is None:
         outcome, reason, evidence = failed_launch(run, launch)
         return Verdict(status=OUTCOMES[outcome], reason=reason, evidence=[evidence], **common)
@@ -374,18 +410,30 @@ def _pays(one: Comparison, id_: str, where: str, evidence: list[Evidence], launc
         # one run of each arm carries no interval: the direction is shown, a verdict on it would claim too much
         status, reason = Status.INCONCLUSIVE, f"{one.reason}; one run of each arm, so no interval{same}"
     return Verdict(
-        id=id_, claim=f"NEXTN is faster on {text} {where}", status=status, measured=one.speed_ratio, limit="interval of the ratio above 1",
-        rule="lib.server.speculative.compare_arms", reason=reason, evidence=evidence, launch_ids=launch_ids,
-    )  # fmt: skip
+        id=id_,
+        claim=f"NEXTN is faster on {text} {where}",
+        status=status,
+        measured=one.speed_ratio,
+        limit="interval of the ratio above 1",
+        rule="lib.server.speculative.compare_arms",
+        reason=reason,
+        evidence=evidence,
+        launch_ids=launch_ids,
+    )
 
 
 def _published(run: NotebookRun, found: TableSuspicion) -> Verdict:
     return Verdict(
-        id="published", claim="The published runs with and without NEXTN show that it brings nothing", status=OUTCOMES[found.outcome],
-        measured=Measured(value=found.largest_change, unit="frac", n=found.levels, reason="largest change over the levels"),
-        limit="verification steps counted in the treated arm, none in the other", rule="lib.server.speculative.compare_tables",
+        id="published",
+        claim="The published runs with and without NEXTN show that it brings nothing",
+        status=OUTCOMES[found.outcome],
+        measured=Measured(
+            value=found.largest_change, unit="frac", n=found.levels, reason="largest change over the levels"
+        ),
+        limit="verification steps counted in the treated arm, none in the other",
+        rule="lib.server.speculative.compare_tables",
         reason=found.reason,
-    )  # fmt: skip
+    )
 
 
 def recommendation(launch: LaunchRecord | None, measured: Sequence[Comparison], recorded: Sequence[Comparison]) -> str:
@@ -423,8 +471,12 @@ def published_rows(reference: Mapping[str, Any]) -> list[dict[str, Any]]:
     with_it = {row["concurrency"]: row for row in reference.get("asked_for_nextn", [])}
     return [
         {
-            "C": row["concurrency"], "without, tok/s": row["aggregate_tokens_per_s"], "asked for NEXTN, tok/s": with_it[row["concurrency"]]["aggregate_tokens_per_s"],
-            "tokens without": row["tokens"], "tokens with": with_it[row["concurrency"]]["tokens"],
+            "C": row["concurrency"],
+            "without, tok/s": row["aggregate_tokens_per_s"],
+            "asked for NEXTN, tok/s": with_it[row["concurrency"]]["aggregate_tokens_per_s"],
+            "tokens without": row["tokens"],
+            "tokens with": with_it[row["concurrency"]]["tokens"],
         }
-        for row in reference.get("without_nextn", []) if row["concurrency"] in with_it
-    ]  # fmt: skip
+        for row in reference.get("without_nextn", [])
+        if row["concurrency"] in with_it
+    ]

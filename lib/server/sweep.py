@@ -63,7 +63,9 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
 def _try(
     run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None
 ) -> tuple[Tried, Measurement | None]:
-    handle = run.server(candidate.id, candidate.flags, candidate.environment, False, ready_timeout_s=candidate.ready_timeout_s)
+    handle = run.server(
+        candidate.id, candidate.flags, candidate.environment, False, ready_timeout_s=candidate.ready_timeout_s
+    )
     launch = run.try_launch(handle)
     answer = scores = None
     if launch.ready_s is not None:
@@ -110,16 +112,23 @@ def judge(
     """The trial of one candidate: its outcome, the reason, and the line of the log that shows it."""
     log_file = run.log_file(launch)
     values: dict[str, Measured] = {
-        "ready_s": Measured(value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)),
+        "ready_s": Measured(
+            value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)
+        ),
         "mean_absolute": Measured(
-            value=compared.mean_absolute if compared else None, unit="nat/token", n=compared.tokens if compared else None,
+            value=compared.mean_absolute if compared else None,
+            unit="nat/token",
+            n=compared.tokens if compared else None,
             reason="against the reference" if compared else "no scores to compare",
         ),
-    }  # fmt: skip
+    }
     common: dict[str, Any] = {
-        "id": candidate.id, "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items()) or "as the profile",
-        "launch_ids": [launch.launch_id], "seconds": launch.ready_s or launch.ended_s,
-    }  # fmt: skip
+        "id": candidate.id,
+        "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items())
+        or "as the profile",
+        "launch_ids": [launch.launch_id],
+        "seconds": launch.ready_s or launch.ended_s,
+    }
     if launch.ready_s is None:
         outcome, reason, evidence = failed_launch(run, launch)
         return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
@@ -130,9 +139,12 @@ def judge(
         )
     if scores is not None and scores.stamp.error:
         return Trial(
-            outcome="garbage" if "NaN" in scores.stamp.error else "crashes", reason=scores.stamp.error,
-            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)], values=values, **common,
-        )  # fmt: skip
+            outcome="garbage" if "NaN" in scores.stamp.error else "crashes",
+            reason=scores.stamp.error,
+            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)],
+            values=values,
+            **common,
+        )
     quality = _quality(answer, compared, params.limit_nats, is_reference)
     ignored, evidence = not_honoured(run, candidate.flags, launch)
     if quality:
@@ -161,7 +173,8 @@ def failed_launch(run: NotebookRun, launch: LaunchRecord) -> tuple[str, str, Evi
             f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause",
             run.evidence(file),
         )
-    reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {(failure.phase or 'starting').replace('_', ' ')}: {failure.root_cause}"
+    phase = (failure.phase or "starting").replace("_", " ")
+    reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {phase}: {failure.root_cause}"
     return failure.outcome, reason, run.evidence(file, failure.line_no, failure.line)
 
 
@@ -212,18 +225,26 @@ def verdicts(run: NotebookRun, tried: Sequence[Tried]) -> list[Verdict]:
     params: SweepParams = run.params  # type: ignore[assignment]
     made = [
         Verdict(
-            id=t.trial.id, claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
-            status=t.trial.status, measured=t.trial.values["mean_absolute"] if t.comparison else None,
-            limit=f"mean |difference| at most {params.limit_nats:g} nat/token", rule="lib.server.sweep",
-            reason=f"{t.trial.outcome.replace('_', ' ')}: {t.trial.reason}", evidence=t.trial.evidence, launch_ids=t.trial.launch_ids,
+            id=t.trial.id,
+            claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
+            status=t.trial.status,
+            measured=t.trial.values["mean_absolute"] if t.comparison else None,
+            limit=f"mean |difference| at most {params.limit_nats:g} nat/token",
+            rule="lib.server.sweep",
+            reason=f"{t.trial.outcome.replace('_', ' ')}: {t.trial.reason}",
+            evidence=t.trial.evidence,
+            launch_ids=t.trial.launch_ids,
         )
         for t in tried
-    ]  # fmt: skip
+    ]
     working = [t for t in tried if t.trial.outcome == "works"]
     common: dict[str, Any] = {
-        "id": "a-backend-works", "claim": "At least one candidate works", "limit": "1 or more", "rule": "lib.server.sweep",
+        "id": "a-backend-works",
+        "claim": "At least one candidate works",
+        "limit": "1 or more",
+        "rule": "lib.server.sweep",
         "launch_ids": [i for t in working for i in t.trial.launch_ids],
-    }  # fmt: skip
+    }
     if not tried:
         return [Verdict(status=Status.INCONCLUSIVE, reason="no candidate was launched", **common)]
     names = ", ".join(t.candidate.id for t in working) or "none"
@@ -307,10 +328,16 @@ def honoured_rows(run: NotebookRun, tried: Sequence[Tried]) -> list[dict[str, An
         taken = {b.kind: b for b in log.backends} if log else {}
         for flag, asked in one.candidate.flags.items():
             backend = taken.get(flag)
-            rows.append({
-                "candidate": one.candidate.id, "flag": flag, "asked": asked, "/server_info": info.get(flag, "(never answered)"),
-                "log": (backend.taken or "not known") if backend else "not known", "known by": backend.known_by if backend else "not_known",
-            })  # fmt: skip
+            rows.append(
+                {
+                    "candidate": one.candidate.id,
+                    "flag": flag,
+                    "asked": asked,
+                    "/server_info": info.get(flag, "(never answered)"),
+                    "log": (backend.taken or "not known") if backend else "not known",
+                    "known by": backend.known_by if backend else "not_known",
+                }
+            )
     return rows
 
 
@@ -318,13 +345,18 @@ def agreement_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
     """Mean and largest difference from the reference for each candidate that serves."""
     return [
         {
-            "candidate": t.candidate.id, "tokens": t.comparison.tokens, "mean difference": t.comparison.pooled,
-            "mean |difference|": Measured(value=t.comparison.mean_absolute, unit="nat/token", n=t.comparison.tokens, reason="mean"),
+            "candidate": t.candidate.id,
+            "tokens": t.comparison.tokens,
+            "mean difference": t.comparison.pooled,
+            "mean |difference|": Measured(
+                value=t.comparison.mean_absolute, unit="nat/token", n=t.comparison.tokens, reason="mean"
+            ),
             "largest": Measured(value=t.comparison.largest, unit="nat", n=1, reason="largest single token"),
             "bit-identical": t.comparison.identical,
         }
-        for t in tried if t.comparison
-    ]  # fmt: skip
+        for t in tried
+        if t.comparison
+    ]
 
 
 def model_facts(checkpoint: Checkpoint | None) -> ModelFacts | None:
