@@ -65,7 +65,7 @@ class Chain:
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
         if (folder / "result.json").exists():
-            earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+            earlier = read_run(folder)
             self.started = earlier.started
             self.states.update({state.notebook: state for state in earlier.notebooks})
 
@@ -244,6 +244,18 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
         writer.close()
 
 
+def read_run(folder: Path) -> RunResult:
+    """The index of a run (result.json).
+
+    Raises:
+        BadInput: there is none, or it is not valid.
+    """
+    try:
+        return RunResult.model_validate_json((folder / "result.json").read_text())
+    except (OSError, ValidationError) as error:
+        raise BadInput(f"a run's result.json in {folder}", str(error).splitlines()[0]) from error
+
+
 def read_result(file: Path) -> NotebookResult | None:
     """A notebook's result, or None if there is no valid one."""
     try:
@@ -297,7 +309,7 @@ def run(
     """
     folder = find_run(resume) if resume else None
     if folder:
-        profile = RunResult.model_validate_json((folder / "result.json").read_text()).profile
+        profile = read_run(folder).profile
     numbers = _numbers(only)
     params = {number: load_notebook(profile, number) for number in numbers}
     root = outputs_root()
@@ -318,7 +330,7 @@ def run(
 def rebuild(run_id: str) -> tuple[int, Path]:
     """Derives notebooks, results and pages of a run again from its raw files, without any server."""
     folder = find_run(run_id)
-    earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+    earlier = read_run(folder)
     numbers = [n for n in NOTEBOOKS if (folder / "params" / f"{n}.yaml").exists()]
     params = {n: yaml.safe_load((folder / "params" / f"{n}.yaml").read_text()) for n in numbers}
     with _clear_disk_errors(folder), only_run(folder, earlier.profile):

@@ -14,6 +14,7 @@ from lib.errors import BadInput
 from lib.hosts import local
 from lib.load import metrics, workloads
 from lib.load.client import read_level, run_level
+from lib.load.judge import calibrate
 from lib.load.metrics import Level
 from lib.load.workloads import Workload, requests_per_level
 from lib.model.memory import kv_bytes_per_token
@@ -54,6 +55,7 @@ def send_level(
     vocab_size: int | None,
     gap_timeout_s: float,
     api_key_env: str | None,
+    calibration_file: str,
 ) -> None:
     """Sends one closed-loop level after a cache flush and writes its raw record (level.jsonl)."""
     made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size)
@@ -69,13 +71,21 @@ def send_level(
         workload=made.describe(),
         gap_timeout_s=gap_timeout_s,
         api_key_env=api_key_env,
+        calibration=json.loads(Path(calibration_file).read_text()),
     )
+
+
+def take_calibration(folder: Path, streams: int, api: str) -> None:
+    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json)."""
+    local.write_atomic(folder / "calibration.json", json.dumps(calibrate(streams, api=api), default=str))
 
 
 def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
     """Measures every level of the parameters; a level that fails is kept with its reason and the next one goes on."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     vocab = vocab_size(run, server)
+    api = "chat" if params.dataset == "chat" else params.api
+    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api=api)
     return {
         c: run.measure(
             f"level-C{c}",
@@ -92,6 +102,7 @@ def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
             vocab_size=vocab,
             gap_timeout_s=params.request_timeout_s,
             api_key_env=server.params.api_key_env,
+            calibration_file=str(calibrated.folder / "calibration.json"),
         )
         for c in params.concurrency
     }
