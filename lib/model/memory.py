@@ -851,6 +851,12 @@ def predict_pools(
         sm=sm,
     )
     _positive(page_size, "page_size")
+    if _positive(pp, "pp") > 1:
+        raise BadInput("expected pp 1: the pools of pipeline stages are not modelled", str(pp), "leave pp out")
+    if dp_attention > 1:
+        notes.append(
+            f"tokens and requests are of one of {dp_attention} DP attention ranks; the box holds as many times more"
+        )
     counted = draft_layers_budgeted(checkpoint, sglang_version, draft_layers, speculative_draft_model_path)
     if draft_layers and not counted:
         notes.append(f"SGLang {sglang_version} doesn't budget the draft's KV cache here: it comes on top of the pools")

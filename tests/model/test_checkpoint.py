@@ -37,6 +37,9 @@ from tests.model.checkpoint_files import (
 WEIGHT = {"model.layers.0.self_attn.q_proj.weight": zeros("BF16", [4, 8])}
 
 
+GOOD = safetensors_bytes(WEIGHT)
+
+
 def scales(k: tuple[str, bytes], v: tuple[str, bytes], shape: list[int] | None = None) -> dict[str, Any]:
     size = [] if shape is None else shape
     return {
@@ -119,6 +122,40 @@ def test_no_scales_is_not_unknown(tmp_path: Path) -> None:
     assert read_checkpoint(write_checkpoint(tmp_path / "b", TINY_LLAMA)).scales is None
 
 
+@pytest.mark.parametrize(
+    ("name", "k", "v"),
+    [
+        ("model.layers.3.self_attn.k_proj.k_scale", 1, 0),
+        ("model.layers.3.self_attn.v_scale", 0, 1),
+        ("backbone.layers.3.mixer.v_proj.v_scale", 0, 1),
+        ("model.layers.3.self_attn.attn.k_scale", 1, 0),
+        ("model.layers.3.self_attn.k_proj.output_scale", 1, 0),
+        ("model.layers.3.self_attn.kv_scale", 1, 1),
+        ("model.layers.3.mlp.down_proj.output_scale", 0, 0),
+    ],
+)
+def test_names_of_scales(tmp_path: Path, name: str, k: int, v: int) -> None:
+    """ModelOpt's, compressed-tensors', Quark's and the old shared name are all found."""
+    shard = safetensors_bytes({name: ("F32", [], struct.pack("<f", 0.25))})
+    found = read_checkpoint(write_checkpoint(tmp_path / "m", TINY_LLAMA, {"model.safetensors": shard})).scales
+    assert found is not None
+    assert (found.k_count, found.v_count) == (k, v)
+    assert (found.k_values, found.v_values) == ((0.25,) * k, (0.25,) * v)
+
+
+def test_numbered_shards_without_an_index(tmp_path: Path) -> None:
+    """File names say how many there must be; Mistral's second copy is not counted."""
+    shards = {f"model-{i:05d}-of-00003.safetensors": GOOD for i in (1, 3)}
+    folder = write_checkpoint(tmp_path / "m", TINY_LLAMA, shards)
+    with pytest.raises(UnreadableFile, match="1 of 3 shards are missing.*00002-of-00003"):
+        read_checkpoint(folder)
+    twice = write_checkpoint(tmp_path / "t", TINY_LLAMA, {"model.safetensors": GOOD, "consolidated.safetensors": GOOD})
+    assert read_checkpoint(twice).weight_bytes == 64
+    claim = write_checkpoint(tmp_path / "c", TINY_LLAMA, {"model-1-of-999999.safetensors": GOOD})
+    with pytest.raises(UnreadableFile, match="9999 of 10000 shards"):
+        read_checkpoint(claim)
+
+
 def test_input_scales_are_no_kv_scales(tmp_path: Path) -> None:
     """Weight, input and output scales of quantized layers are not counted as k/v scales."""
     names = ["input_scale", "weight_scale", "weight_scale_2", "q_scale"]
@@ -142,19 +179,22 @@ def sharded(folder: Path, count: int, per_shard: int) -> Path:
 
 
 def test_a_hundred_shards_take_under_two_seconds(tmp_path: Path) -> None:
-    """120 shards with 72,000 tensors: only headers are read, and the size of the weights doesn't matter."""
+    """120 shards with 72,000 tensors: only headers are read, so the size of the weights costs neither time nor memory.
+
+    Processor time, since other work on the machine is not ours; 369,000 tensors (512 experts in NVFP4) took 1.3 s of it.
+    """
     folder = sharded(tmp_path / "big", 120, 600)
     # a sparse tail of 1 GiB in each of three shards stands for weights: reading them would show in time and memory
     for name in sorted(p.name for p in folder.glob("*.safetensors"))[:3]:
         with (folder / name).open("r+b") as file:
             file.truncate(1 << 30)
-    start = time.perf_counter()
+    start = time.process_time()
     found = read_checkpoint(folder)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert found.tensors == 120 * 601
     assert found.scales is not None
     assert found.scales.all_one is True
-    assert seconds < 4  # 2 s is the promise on a quiet machine; a shared one gets twice that
+    assert seconds < 2
 
 
 def test_missing_shards_are_all_counted(tmp_path: Path) -> None:
@@ -187,9 +227,6 @@ def test_an_index_must_not_point_elsewhere(tmp_path: Path, name: str) -> None:
         read_checkpoint(folder)
 
 
-GOOD = safetensors_bytes(WEIGHT)
-
-
 @pytest.mark.parametrize(
     ("raw", "words"),
     [
@@ -201,8 +238,8 @@ GOOD = safetensors_bytes(WEIGHT)
         (GOOD[:40], "header length"),
         (GOOD[:-1], "cut short"),
         (struct.pack("<Q", 4) + b"[1]\n", "JSON object"),
-        (struct.pack("<Q", 4) + b"\xff\xfe{}", "codec"),
-        (struct.pack("<Q", 12) + b'{"a": NaN}  ', "not JSON"),
+        (struct.pack("<Q", 4) + b"\xff\xfe{}", "safetensors header"),
+        (struct.pack("<Q", 12) + b'{"a": NaN}  ', "expected value"),
         (struct.pack("<Q", 10) + b'{"a": [1]}', "dtype, shape and data_offsets"),
         (struct.pack("<Q", 16) + b'{"a": "\\ud800"} ' [:16], "header"),
     ],

@@ -301,6 +301,16 @@ def test_weights_that_leave_nothing_are_refused() -> None:
         predict_pools(SMOL, pre_load_gib=20.0, available_gib=19.0, mem_fraction_static=85)
 
 
+def test_pipeline_stages_are_refused() -> None:
+    """What isn't modelled raises instead of giving a number; DP attention's tokens are one rank's, and a note says
+    so.
+    """
+    with pytest.raises(BadInput, match="pipeline"):
+        predict_pools(SMOL, max_total_tokens=1000, pp=2)
+    pool = predict_pools(ORIGIN_MODEL, tp=8, dp_attention=4, max_total_tokens=1000)
+    assert any("one of 4" in note for note in pool.notes)
+
+
 def test_estimates_say_so() -> None:
     """Total memory and weight size alone give a prediction whose notes name both estimates."""
     pool = predict_pools(SMOL, gpu_memory_mib=24576, weights_gib=0.25)
