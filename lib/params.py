@@ -207,7 +207,7 @@ class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
-            key = str(self.construct_object(key_node))  # type: ignore[no-untyped-call]
+            key = str(self.construct_object(key_node))
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
             seen.add(key)
@@ -239,7 +239,7 @@ def _fields_at(model: Any, loc: tuple[Any, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = getattr(model, "model_fields", {}).get(part)
-        inner = [a for a in (getattr(field.annotation, "__args__", ()) if field else ())] + (
+        inner = list(getattr(field.annotation, "__args__", ()) if field else ()) + (
             [field.annotation] if field else []
         )
         model = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), model)

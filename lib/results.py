@@ -54,7 +54,8 @@ from lib.server import launch as launching
 from lib.server.attach import AttachedServer
 from lib.server.control import Control
 from lib.server.launch import LaunchRecord, Server, ServerSpec
-from lib.server.log import ServerLog, read_log
+from lib.server.log import read_log
+from lib.server.log_records import ServerLog
 from lib.server.spec import server_spec
 
 
@@ -111,8 +112,8 @@ class Answering(Protocol):
 class ServerHandle:
     """One server of a notebook, launched at its first use; on a resumed or offline run perhaps never."""
 
-    def __init__(self, run: NotebookRun, name: str, params: ServerParams) -> None:
-        self.run, self.name, self.params = run, name, params
+    def __init__(self, run: NotebookRun, name: str, params: ServerParams, strict: bool = True) -> None:
+        self.run, self.name, self.params, self.strict = run, name, params, strict
         self._live: Answering | None = None
         self._spec: ServerSpec | None = None
 
@@ -124,7 +125,7 @@ class ServerHandle:
     def spec(self) -> ServerSpec:
         """The resolved launch (argv, environment, model); reads the checkpoint and asks for SGLang's version."""
         if self._spec is None:
-            self._spec = server_spec(self.name, self.params)
+            self._spec = server_spec(self.name, self.params, self.strict)
         return self._spec
 
     @property
@@ -159,7 +160,8 @@ class ServerHandle:
 
     def folder(self, record: LaunchRecord | None = None) -> Path:
         """Raw folder of one launch (default: the latest)."""
-        chosen = record or (self.launches() or [None])[-1]
+        launches = self.launches()
+        chosen = record or (launches[-1] if launches else None)
         if chosen is None:
             raise NotMeasured(f"a launch of server {self.name!r}", "none in this run", "measure something on it first")
         return self.run.raw / "servers" / chosen.launch_id
@@ -194,9 +196,13 @@ class NotebookRun:
         name: str = "server",
         flags: Mapping[str, Any] | None = None,
         environment: Mapping[str, str] | None = None,
+        strict: bool = True,
         **changes: Any,
     ) -> ServerHandle:
-        """A server of the profile with these flags and environment on top; nothing is launched yet."""
+        """A server of the profile with these flags and environment on top; nothing is launched yet.
+
+        With `strict=False` unknown flags and choices reach SGLang, so that it refuses them in its own words.
+        """
         base = self.profile.server
         merged = {
             **base.model_dump(),
@@ -204,7 +210,7 @@ class NotebookRun:
             "flags": {**base.flags, **(flags or {})},
             "environment": {**base.environment, **(environment or {})},
         }
-        handle = ServerHandle(self, name, ServerParams.model_validate(merged))
+        handle = ServerHandle(self, name, ServerParams.model_validate(merged), strict)
         self._handles.append(handle)
         return handle
 
@@ -264,6 +270,16 @@ class NotebookRun:
         path = None if self.offline else handle.spec.model_path
         read = self.measure("checkpoint", None, _write_checkpoint, model_path=path)
         return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
+
+    def version(self, handle: ServerHandle) -> str:
+        """SGLang's version behind a server: as it said itself, else as its environment says."""
+        for launch in reversed(handle.launches()):
+            return str((self.server_info(launch) or {}).get("version") or launch.sglang_version)
+        return handle.spec.sglang_version
+
+    def platform(self) -> str:
+        """`cuda` where this machine has a GPU, else `cpu`."""
+        return "cuda" if self.host()["gpus"] else "cpu"
 
     def log_file(self, launch: LaunchRecord) -> Path:
         """The log of a launch (raw; it may not exist for an attached server)."""

@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from lib.errors import BadInput, Busy, WorkbookError
 from lib.hosts import local
@@ -64,7 +65,7 @@ class Chain:
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
         if (folder / "result.json").exists():
-            earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+            earlier = read_run(folder)
             self.started = earlier.started
             self.states.update({state.notebook: state for state in earlier.notebooks})
 
@@ -133,25 +134,23 @@ class Chain:
     def _wait(self, child: Any, reader: Any, title: str) -> str | None:
         progress = self.folder / ".progress"
         progress.unlink(missing_ok=True)
-        began = time.monotonic()
-        bar = tqdm(total=0, bar_format="{desc}", leave=True)
+        line = _ProgressLine(title)
         try:
             while child.is_alive():
                 child.join(0.3)
                 with contextlib.suppress(OSError):
-                    bar.set_description_str(f"{title} {time.monotonic() - began:4.0f} s  {progress.read_text()[:100]}")
+                    line.show(progress.read_text()[3:103])
             with contextlib.suppress(EOFError):
                 if reader.poll():
                     return str(reader.recv())
             return None if child.exitcode == 0 else f"the notebook's process ended with {child.exitcode}"
         except KeyboardInterrupt:
-            bar.set_description_str(f"{title}: interrupted, ending the server")
+            line.show("interrupted, ending the server", now=True)
             self._end(child)
             raise
         finally:
             progress.unlink(missing_ok=True)
-            bar.set_description_str(f"{title} {time.monotonic() - began:4.0f} s")
-            bar.close()
+            line.close()
 
     def _end(self, child: Any) -> None:
         """Ends a notebook's child and waits until every server below the run's folder is gone."""
@@ -187,10 +186,39 @@ class Chain:
         build_site(self.folder)
 
 
+class _ProgressLine:
+    """One line that is rewritten on a terminal; elsewhere a new line at most every 30 s."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.began, self.last = title, time.monotonic(), 0.0
+        self.terminal = sys.stderr.isatty()
+        self.bar = tqdm(total=0, bar_format="{desc}", leave=True, disable=not self.terminal)
+
+    def show(self, text: str, now: bool = False) -> None:
+        """Shows what is being done and for how long the notebook has run."""
+        elapsed = time.monotonic() - self.began
+        line = f"{self.title} {elapsed:4.0f} s  {text}"
+        if self.terminal:
+            self.bar.set_description_str(line)
+        elif now or elapsed - self.last >= 30:
+            self.last = elapsed
+            tqdm.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        """Leaves the title and the time that the notebook took."""
+        line = f"{self.title} {time.monotonic() - self.began:4.0f} s"
+        if self.terminal:
+            self.bar.set_description_str(line)
+        else:
+            tqdm.write(line, file=sys.stderr)
+        self.bar.close()
+
+
 def _execute(source: Path, output: Path, params: dict[str, Any], environment: dict[str, str], writer: Any) -> None:
     """In the forked child: executes one notebook; sends one message if it fails."""
     import papermill
     from papermill.exceptions import PapermillExecutionError
+    from traitlets.config import Config
 
     os.setsid()
     os.environ.update(environment)
@@ -204,6 +232,7 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
             cwd=str(ROOT),
             kernel_name="python3",
             start_timeout=120,
+            config=Config({"KernelManager": {"transport": "ipc"}}),  # no open TCP ports for the kernel
         )
     except PapermillExecutionError as error:
         writer.send(f"cell {error.exec_count}: {error.ename}: {error.evalue}"[:2000])
@@ -213,6 +242,18 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
         writer.send(f"{type(error).__name__}: {error}: {traceback.format_exc(limit=-2)}"[:2000])
     finally:
         writer.close()
+
+
+def read_run(folder: Path) -> RunResult:
+    """The index of a run (result.json).
+
+    Raises:
+        BadInput: there is none, or it is not valid.
+    """
+    try:
+        return RunResult.model_validate_json((folder / "result.json").read_text())
+    except (OSError, ValidationError) as error:
+        raise BadInput(f"a run's result.json in {folder}", str(error).splitlines()[0]) from error
 
 
 def read_result(file: Path) -> NotebookResult | None:
@@ -268,7 +309,7 @@ def run(
     """
     folder = find_run(resume) if resume else None
     if folder:
-        profile = RunResult.model_validate_json((folder / "result.json").read_text()).profile
+        profile = read_run(folder).profile
     numbers = _numbers(only)
     params = {number: load_notebook(profile, number) for number in numbers}
     root = outputs_root()
@@ -289,7 +330,7 @@ def run(
 def rebuild(run_id: str) -> tuple[int, Path]:
     """Derives notebooks, results and pages of a run again from its raw files, without any server."""
     folder = find_run(run_id)
-    earlier = RunResult.model_validate_json((folder / "result.json").read_text())
+    earlier = read_run(folder)
     numbers = [n for n in NOTEBOOKS if (folder / "params" / f"{n}.yaml").exists()]
     params = {n: yaml.safe_load((folder / "params" / f"{n}.yaml").read_text()) for n in numbers}
     with _clear_disk_errors(folder), only_run(folder, earlier.profile):

@@ -48,7 +48,12 @@ def test_unknown_key_of_the_server_names_the_nearest(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("a: [1", "is YAML"), ("- 1\n- 2\n", "mapping"), ("profile: x\nprofile: y\n", "given twice"), ("a: !!python/object:os.system {}", "is YAML")],
+    [
+        ("a: [1", "is YAML"),
+        ("- 1\n- 2\n", "mapping"),
+        ("profile: x\nprofile: y\n", "given twice"),
+        ("a: !!python/object:os.system {}", "is YAML"),
+    ],
 )
 def test_a_file_that_is_not_a_yaml_mapping_is_one_message(tmp_path: Path, text: str, words: str) -> None:
     """Broken YAML, a list, a doubled key and a Python tag are refused in words."""

@@ -59,13 +59,15 @@ def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int) -> Sc
     pooled = paired_mean_difference(b, a, blocks)
     differences = [y - x for x, y in zip(a, b, strict=True)]
     return ScoreComparison(
-        tokens=len(a), documents=len(pairs), pooled=_measured(pooled),
+        tokens=len(a),
+        documents=len(pairs),
+        pooled=_measured(pooled),
         mean_absolute=sum(map(abs, differences)) / len(differences),
         largest=max(differences, key=abs),
         perplexity_ratio=_perplexity_ratio(pooled),
         buckets=_buckets(a, b, blocks, positions, bucket_tokens),
         identical=all(d == 0 for d in differences),
-    )  # fmt: skip
+    )
 
 
 def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
@@ -73,13 +75,13 @@ def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any],
     second = {(s["name"], s["ids_sha256"]): s for s in treated}
     if not first or first.keys() != second.keys():
         odd = sorted(name for name, _ in first.keys() ^ second.keys())
-        raise BadInput("two arms that scored the same token ids of the same documents", f"{', '.join(odd) or 'no scores'}")
+        raise BadInput(
+            "two arms that scored the same token ids of the same documents", f"{', '.join(odd) or 'no scores'}"
+        )
     return [(first[key], second[key]) for key in sorted(first)]
 
 
-def _buckets(
-    a: list[float], b: list[float], blocks: list[str], positions: list[int], width: int
-) -> list[Bucket]:
+def _buckets(a: list[float], b: list[float], blocks: list[str], positions: list[int], width: int) -> list[Bucket]:
     made = []
     for start in range(0, max(positions) + 1, width):
         inside = [i for i, place in enumerate(positions) if start <= place < start + width]
@@ -88,27 +90,36 @@ def _buckets(
         x, y = [a[i] for i in inside], [b[i] for i in inside]
         made.append(
             Bucket(
-                first=max(start, 1), last=min(start + width - 1, max(positions)),
+                first=max(start, 1),
+                last=min(start + width - 1, max(positions)),
                 mean=_measured(paired_mean_difference(y, x, [blocks[i] for i in inside])),
                 mean_absolute=sum(abs(q - p) for p, q in zip(x, y, strict=True)) / len(x),
             )
-        )  # fmt: skip
+        )
     return made
 
 
 def _measured(difference: PairedDifference) -> Measured:
     reason = difference.reason
     return Measured(
-        value=difference.mean, unit="nat/token", n=difference.n, low=difference.low, high=difference.high,
+        value=difference.mean,
+        unit="nat/token",
+        n=difference.n,
+        low=difference.low,
+        high=difference.high,
         reason=reason or (None if difference.low is not None else "no interval"),
-    )  # fmt: skip
+    )
 
 
 def _perplexity_ratio(difference: PairedDifference) -> Measured:
     if difference.mean is None or difference.low is None or difference.high is None:
         return Measured(value=None, reason=difference.reason or "no interval")
     return Measured(
-        value=math.exp(-difference.mean), unit="x", n=difference.n, low=math.exp(-difference.high), high=math.exp(-difference.low)
+        value=math.exp(-difference.mean),
+        unit="x",
+        n=difference.n,
+        low=math.exp(-difference.high),
+        high=math.exp(-difference.low),
     )
 
 
@@ -137,5 +148,9 @@ def judge_loss(difference: Measured, floor: float, limit_nats: float) -> tuple[s
     half = (high - low) / 2
     distance = abs(value + limit_nats)
     more = (half / distance) ** 2 if distance > 0 else math.inf
-    needed = f"about {more:.0f} times as many tokens would settle it" if math.isfinite(more) else "the mean lies on the limit"
+    needed = (
+        f"about {more:.0f} times as many tokens would settle it"
+        if math.isfinite(more)
+        else "the mean lies on the limit"
+    )
     return "not_enough_data", f"{words}; the interval spans the limit: {needed}"

@@ -22,6 +22,7 @@ from lib.audit.rules import LINES
 from lib.audit.scales import checkpoint_of
 from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.checkpoint import read_checkpoint
+from lib.model.facts import Checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
 from lib.server.lines import lines_of
 from lib.server.log import ServerLog, read_log
@@ -488,8 +489,12 @@ def log_file_facts(path: Path | None) -> list[Fact]:
 
 def checkpoint_facts(folder: Path) -> list[Fact]:
     """What a checkpoint folder says: its class, precision, KV scales with their values, context, template, defaults."""
-    checkpoint = read_checkpoint(folder)
-    facts = config_facts(checkpoint.config, checkpoint.hf_quant_config, folder.name)
+    return facts_of_checkpoint(read_checkpoint(folder), folder.name)
+
+
+def facts_of_checkpoint(checkpoint: Checkpoint, name: str) -> list[Fact]:
+    """The same from a checkpoint that was read before; `name` is what its evidence is called."""
+    facts = config_facts(checkpoint.config, checkpoint.hf_quant_config, name)
     scales = checkpoint.scales
     if scales is not None:
         facts.append(
@@ -499,15 +504,15 @@ def checkpoint_facts(folder: Path) -> list[Fact]:
                 count=scales.k_count + scales.v_count,
                 complete=not scales.unread,
                 source="checkpoint",
-                path=folder.name,
+                path=name,
             )
         )
     template = checkpoint.chat_template
     facts.append(
-        make_fact("has_chat_template", template is not None, "read", "checkpoint", path=template or folder.name)
+        make_fact("has_chat_template", template is not None, "read", "checkpoint", path=template or name)
     )
     generation = checkpoint.generation_config
-    facts.append(make_fact("generation_config", generation or False, "read", "checkpoint", path=folder.name))
+    facts.append(make_fact("generation_config", generation or False, "read", "checkpoint", path=name))
     return facts
 
 

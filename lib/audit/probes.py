@@ -31,10 +31,14 @@ def read_document(name: str) -> tuple[str, str]:
         spec = importlib.util.find_spec(name) if name.isidentifier() else None
         if spec is None or not spec.origin or not spec.origin.endswith(".py"):
             raise BadInput(
-                f"document {name!r} is a text file or a module of the standard library", "neither", "correct `documents`"
+                f"document {name!r} is a text file or a module of the standard library",
+                "neither",
+                "correct `documents`",
             )
         path = Path(spec.origin)
-    return path.read_text(encoding="utf-8", errors="replace"), f"standard library: {name}" if spec_like(name) else path.name
+    return path.read_text(encoding="utf-8", errors="replace"), f"standard library: {name}" if spec_like(
+        name
+    ) else path.name
 
 
 def spec_like(name: str) -> bool:
@@ -59,11 +63,15 @@ def tokenize_documents(server: Answering, folder: Path, documents: Sequence[str]
             short.append(f"{name} has {len(ids)} tokens")
         made.append({"name": name, "origin": origin, "sha256": hashlib.sha256(text.encode()).hexdigest(), "ids": ids})
     if short:
-        raise BadInput(f"documents of at least {tokens} tokens", "; ".join(short), "lower document_tokens or name longer texts")
+        raise BadInput(
+            f"documents of at least {tokens} tokens", "; ".join(short), "lower document_tokens or name longer texts"
+        )
     local.write_atomic(folder / "documents.json", json.dumps(made))
 
 
-def score_documents(server: Answering, folder: Path, documents: Sequence[dict[str, Any]], timeout_s: float = 900.0) -> None:
+def score_documents(
+    server: Answering, folder: Path, documents: Sequence[dict[str, Any]], timeout_s: float = 900.0
+) -> None:
     """Scores each document with one request and writes scores-<name>.json (log-probability of each token given those before).
 
     The cache is flushed before each document, so that nothing is read from an earlier request's prefix.
@@ -75,7 +83,10 @@ def score_documents(server: Answering, folder: Path, documents: Sequence[dict[st
         server.control.flush_cache()
         answer = server.control.generate(
             {
-                "input_ids": document["ids"], "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 0,
+                "input_ids": document["ids"],
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "top_logprobs_num": 0,
                 "sampling_params": {"temperature": 0, "max_new_tokens": 1},
             },
             timeout_s,
@@ -84,15 +95,21 @@ def score_documents(server: Answering, folder: Path, documents: Sequence[dict[st
         if [row[1] for row in scored] != document["ids"]:
             raise ServerError(
                 f"one log-probability for each of the {len(document['ids'])} ids of {document['name']}",
-                f"{len(scored)} rows, or rows for other ids", "this server doesn't score prompts as SGLang does",
+                f"{len(scored)} rows, or rows for other ids",
+                "this server doesn't score prompts as SGLang does",
             )
         logprobs = [row[0] for row in scored]
         wrong = [i for i, value in enumerate(logprobs[1:], 1) if not isinstance(value, (int, float)) or value != value]
         if wrong:
-            raise ServerError(f"numbers as log-probabilities of {document['name']}", f"NaN or none at positions {wrong[:5]}")
+            raise ServerError(
+                f"numbers as log-probabilities of {document['name']}", f"NaN or none at positions {wrong[:5]}"
+            )
         record = {
-            "name": document["name"], "ids_sha256": ids_sha256(document["ids"]), "logprobs": logprobs,
-            "e2e_s": answer["meta_info"].get("e2e_latency"), "cached_tokens": answer["meta_info"].get("cached_tokens"),
+            "name": document["name"],
+            "ids_sha256": ids_sha256(document["ids"]),
+            "logprobs": logprobs,
+            "e2e_s": answer["meta_info"].get("e2e_latency"),
+            "cached_tokens": answer["meta_info"].get("cached_tokens"),
         }
         local.write_atomic(folder / f"scores-{Path(document['name']).name}.json", json.dumps(record))
 

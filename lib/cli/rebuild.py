@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from lib import runner
 
@@ -17,5 +18,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Rebuilds; prints where the report is."""
     code, folder = runner.rebuild(args.run_id)
+    for state in runner.read_run(folder).notebooks:
+        if state.state == "failed":
+            print(f"workbook: notebook {state.notebook} failed: {state.error}", file=sys.stderr)
     print(f"report: {folder / 'index.html'}")
     return code

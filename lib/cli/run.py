@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from lib import runner
 
@@ -29,5 +30,8 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("workbook: interrupted; no server is left. Continue with: workbook run --resume latest")
         return 130
+    for state in runner.read_run(folder).notebooks:
+        if state.state == "failed":
+            print(f"workbook: notebook {state.notebook} failed: {state.error}", file=sys.stderr)
     print(f"report: {folder / 'index.html'}")
     return code

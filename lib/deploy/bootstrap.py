@@ -41,19 +41,21 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.13.0"
 #: PyTorch's own index of CPU builds, asked where pip as configured offers none; TORCH_INDEX_URL overrides it.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+#: The Python that makes environments; not .venv's own, should that be the active one.
+BASE_PYTHON: str = getattr(sys, "_base_executable", None) or sys.executable
 STAMP = ".workbook-stamp.json"
 PARTS = ("notebooks", "server", "models")
-#: Seconds a step takes on two cores with a fast network, until this machine's own times are known. Gigabytes on disk.
+#: Seconds a step may take on two cores, until this machine's own times are known; then gigabytes that a part may take.
 EXPECTED_S = {
     "notebooks: virtual environment": 4,
     "notebooks: packages": 15,
     "notebooks: this project": 3,
     "server: virtual environment": 4,
-    "server: packages": 25,
-    "server: torch": 40,
+    "server: packages": 40,
+    "server: torch": 30,
     "models": 45,
 }
-DISK_GB = {"notebooks": 0.8, "server": 2.5, "models": 0.6}
+DISK_GB = {"notebooks": 1.0, "server": 3.0, "models": 0.6}
 
 
 class SetupError(Exception):
@@ -165,6 +167,12 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
 
 
+def clean_environment(more: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment without what would lead packages into, or out of, the environment being made."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "PIP_TARGET")}
+    return {**kept, "PIP_USER": "0", **more}
+
+
 class Steps:
     """Runs the steps of a set-up: a line before and after each, its output in a log, its duration in times.json."""
 
@@ -207,7 +215,7 @@ class Steps:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env={**os.environ, **(environment or {})},
+                env=clean_environment(environment or {}),
                 pass_fds=[self.lock_handle],
                 preexec_fn=die_with_parent,
             )
@@ -263,6 +271,34 @@ def is_made(folder: Path, inputs: str) -> bool:
     return bool(stamp.get("inputs") == inputs and environment_python(folder).exists())
 
 
+def users_of(folder: Path) -> list[str]:
+    """The processes that were started from an environment, as 'pid (command)'; none where there is no /proc."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:  # it has ended meanwhile
+            continue
+        if argv[0].startswith(f"{folder}/") and int(process.name) != os.getpid():
+            found.append(f"{process.name} ({' '.join(argv)[len(str(folder)) + 1 :][:60].strip()})")
+    return found
+
+
+def wait_until_unused(folder: Path, patience_s: float = 10.0) -> None:
+    """Wait for what a killed set-up left running in an environment.
+
+    Raises:
+        InUse: after `patience_s` processes still run from it: a JupyterLab or a server, which must not lose its files.
+    """
+    deadline = time.monotonic() + patience_s
+    while users := users_of(folder):
+        if time.monotonic() > deadline:
+            raise InUse(
+                f"{folder.name} has to be made anew, but is in use: {', '.join(users)}. Stop that, then run this again."
+            )
+        time.sleep(0.2)
+
+
 def remove(folder: Path, trash: Path) -> None:
     """Take a folder away at once by a rename, then delete it; interrupted, it is trash for the next call."""
     if folder.exists() or folder.is_symlink():
@@ -276,8 +312,9 @@ def make_environment(steps: Steps, part: str, folder: Path, inputs: str, fill: C
     with steps.step(f"{part}: virtual environment"):
         if folder.exists():
             say(f"  {folder.name} is unfinished or made from other inputs: making it anew")
+            wait_until_unused(folder)
         remove(folder, steps.folder / "trash")
-        steps.command([sys.executable, "-m", "venv", str(folder)], f"{part}-venv")
+        steps.command([BASE_PYTHON, "-m", "venv", str(folder)], f"{part}-venv")
     fill(environment_python(folder))
     made = {"inputs": inputs, "made_by": sys.version.split()[0]}
     write_whole(folder / STAMP, json.dumps(made, indent=2) + "\n")
@@ -305,24 +342,22 @@ def uv_environment(python: Path) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if value and name not in os.environ}
 
 
-def install_hashed(steps: Steps, part: str, python: Path, requirements: Path, *options: str) -> None:
-    """Install a hashed requirements file: by uv, which pip gets from the same hashes; by pip alone where uv cannot."""
+def install_hashed(
+    steps: Steps, part: str, python: Path, requirements: Path, *options: str, compiled: bool = False
+) -> None:
+    """Install a hashed requirements file: by uv, which pip gets from the same hashes; by pip alone where uv cannot.
+
+    Args:
+        compiled: let uv compile all to bytecode, as pip does; a first launch of a server is then as quick as the next.
+    """
     with tempfile.TemporaryDirectory() as folder:
         only_uv = Path(folder) / "uv.txt"
         only_uv.write_text(
             hashed_block((ROOT / "requirements.txt").read_text(encoding="utf-8"), "uv"), encoding="utf-8"
         )
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--require-hashes"]
-        uv = [
-            str(python),
-            "-m",
-            "uv",
-            "pip",
-            "install",
-            "--python",
-            str(python),
-            "--require-hashes",
-        ]
+        uv = [str(python), "-m", "uv", "pip", "install", "--python", str(python), "--require-hashes"]
+        uv += ["--compile-bytecode"] if compiled else []
         try:
             steps.command([*pip, "--only-binary", ":all:", "-r", str(only_uv)], f"{part}-uv")
             steps.command([*uv, *options, "-r", str(requirements)], f"{part}-packages", uv_environment(python))
@@ -372,7 +407,7 @@ def make_server(steps: Steps) -> None:
 
     def fill(python: Path) -> None:
         with steps.step("server: packages"):
-            install_hashed(steps, "server", python, ROOT / "requirements-server.txt", "--no-deps")
+            install_hashed(steps, "server", python, ROOT / "requirements-server.txt", "--no-deps", compiled=True)
         install_torch(steps, python)
 
     make_environment(steps, "server", ROOT / ".venv-sglang", server_inputs(), fill)

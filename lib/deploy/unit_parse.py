@@ -160,6 +160,14 @@ class Unit(Record):
                 merged[name] = value
         return merged
 
+    def environment_origins(self) -> dict[str, str]:
+        """For each variable of Environment= the file whose assignment decides it."""
+        return {
+            word.partition("=")[0]: item.origin
+            for item in self.values("Service", "Environment")
+            for word in _environment_words(item)[0]
+        }
+
 
 def parse_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> Unit:
     """The unit that systemd would load from a fragment and its drop-ins.
@@ -209,7 +217,7 @@ def time_span_s(text: str) -> float | None:
     if text == "infinity":
         return float("inf")
     total, at = 0.0, 0
-    part = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)")
+    part = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*([A-Za-zµ]*)")
     while at < len(text):
         match = part.match(text, at)
         if not match or match[2] not in _UNITS_S:
@@ -557,7 +565,7 @@ def _value_problems(item: Assignment) -> list[Finding]:
         wrong = "yes or no"
     elif item.key in TIME_KEYS and time_span_s(item.value) is None:
         wrong = "a time span such as 90, 5min or infinity"
-    elif item.key == "StartLimitBurst" and not item.value.isdigit():
+    elif item.key == "StartLimitBurst" and not re.fullmatch(r"[0-9]{1,9}", item.value):
         wrong = "a number"
     if wrong is None:
         return []

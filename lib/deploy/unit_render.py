@@ -29,7 +29,7 @@ _PROBE = 'until "$@"; do kill -0 "$MAINPID" || exit 1; sleep 2; done'
 
 
 class UnitSpec(Record):
-    """What a unit is rendered from. Secrets have no field: they stand in a file that argv or `environment_file` names."""
+    """What a unit is rendered from. Secrets have no field: they stand in a file that argv or environment_file names."""
 
     name: str = Field(description="file name, ends in .service")
     description: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import random
 import shutil
 import socket
 import subprocess
@@ -19,6 +20,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
+
+from lib.errors import HostError
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,24 @@ def command_line(pid: int, limit: int = 200) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody holds now."""
+    """A TCP port of 127.0.0.1 that nobody holds now, with the one 10000 above it free too.
+
+    SGLang derives its gRPC port as port + 10000 and refuses to start where that exceeds 65535 (0.5.15).
+    """
+    for _ in range(200):
+        port = random.SystemRandom().randrange(20000, 32000)  # below the kernel's range of outgoing ports
+        if _can_bind(port) and _can_bind(port + 10000):
+            return port
+    raise HostError("two free TCP ports, P and P + 10000, between 20000 and 42000", "none in 200 tries", "end what holds them")
+
+
+def _can_bind(port: int) -> bool:
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        try:
+            sock.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def port_owner(port: int) -> ProcessId | None:

@@ -14,6 +14,7 @@ from lib.errors import BadInput
 from lib.hosts import local
 from lib.load import metrics, workloads
 from lib.load.client import read_level, run_level
+from lib.load.judge import calibrate
 from lib.load.metrics import Level
 from lib.load.workloads import Workload, requests_per_level
 from lib.model.memory import kv_bytes_per_token
@@ -26,7 +27,9 @@ LEVEL_FILE = "level.jsonl"
 Levels = dict[int, Measurement]
 
 
-def build_workload(dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None) -> Workload:
+def build_workload(
+    dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None
+) -> Workload:
     """The requests of one level: `count` measured ones and one warm-up that is none of them."""
     if dataset == "random_ids":
         return workloads.random_ids(count, input_len, output_len, vocab_size=vocab_size, seed=seed)
@@ -40,32 +43,69 @@ def build_workload(dataset: str, count: int, input_len: int, output_len: int, se
 
 
 def send_level(
-    server: Answering, folder: Path, concurrency: int, count: int, dataset: str, input_len: int, output_len: int,
-    api: str, seed: int, vocab_size: int | None, gap_timeout_s: float, api_key_env: str | None,
-) -> None:  # fmt: skip
+    server: Answering,
+    folder: Path,
+    concurrency: int,
+    count: int,
+    dataset: str,
+    input_len: int,
+    output_len: int,
+    api: str,
+    seed: int,
+    vocab_size: int | None,
+    gap_timeout_s: float,
+    api_key_env: str | None,
+    calibration_file: str,
+) -> None:
     """Sends one closed-loop level after a cache flush and writes its raw record (level.jsonl)."""
     made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size)
     server.control.flush_cache()
     run_level(
-        server.base_url, "chat" if dataset == "chat" else api, made.requests, out=folder / LEVEL_FILE, concurrency=concurrency,
-        model=server.control.served_model_name(), warmup=made.warmup, workload=made.describe(), gap_timeout_s=gap_timeout_s,
+        server.base_url,
+        "chat" if dataset == "chat" else api,
+        made.requests,
+        out=folder / LEVEL_FILE,
+        concurrency=concurrency,
+        model=server.control.served_model_name(),
+        warmup=made.warmup,
+        workload=made.describe(),
+        gap_timeout_s=gap_timeout_s,
         api_key_env=api_key_env,
-    )  # fmt: skip
+        calibration=json.loads(Path(calibration_file).read_text()),
+    )
+
+
+def take_calibration(folder: Path, streams: int, api: str) -> None:
+    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json)."""
+    local.write_atomic(folder / "calibration.json", json.dumps(calibrate(streams, api=api), default=str))
 
 
 def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
     """Measures every level of the parameters; a level that fails is kept with its reason and the next one goes on."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     vocab = vocab_size(run, server)
+    api = "chat" if params.dataset == "chat" else params.api
+    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api=api)
     return {
         c: run.measure(
-            f"level-C{c}", server, send_level, keep_errors=True, concurrency=c,
-            count=params.num_requests or requests_per_level(c), dataset=params.dataset, input_len=params.input_len,
-            output_len=params.output_len, api=params.api, seed=params.seed, vocab_size=vocab,
-            gap_timeout_s=params.request_timeout_s, api_key_env=server.params.api_key_env,
+            f"level-C{c}",
+            server,
+            send_level,
+            keep_errors=True,
+            concurrency=c,
+            count=params.num_requests or requests_per_level(c),
+            dataset=params.dataset,
+            input_len=params.input_len,
+            output_len=params.output_len,
+            api=params.api,
+            seed=params.seed,
+            vocab_size=vocab,
+            gap_timeout_s=params.request_timeout_s,
+            api_key_env=server.params.api_key_env,
+            calibration_file=str(calibrated.folder / "calibration.json"),
         )
         for c in params.concurrency
-    }  # fmt: skip
+    }
 
 
 def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
@@ -77,12 +117,20 @@ def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
 
 def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_key_env: str | None) -> None:
     """One chat completion, alone and cold, as people try a server by hand (level.jsonl of one request)."""
-    made = workloads.make_workload("smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False)
+    made = workloads.make_workload(
+        "smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False
+    )
     server.control.flush_cache()
     run_level(
-        server.base_url, "chat", made.requests, out=folder / LEVEL_FILE, concurrency=1,
-        model=server.control.served_model_name(), workload=made.describe(), api_key_env=api_key_env,
-    )  # fmt: skip
+        server.base_url,
+        "chat",
+        made.requests,
+        out=folder / LEVEL_FILE,
+        concurrency=1,
+        model=server.control.served_model_name(),
+        workload=made.describe(),
+        api_key_env=api_key_env,
+    )
 
 
 def level_of(measurement: Measurement) -> Level | None:
@@ -110,10 +158,14 @@ def figure_rows(levels: Levels) -> list[dict[str, Any]]:
         level = level_of(measurement)
         if level is not None and measurement.ok:
             s = metrics.level_summary(level)
-            rows.append({
-                "concurrency": c, "output_tokens_per_s": s["output_tokens_per_s"], "ttft_s": s["ttft_s_p50"],
-                "itl_s": s["chunk_gap_s_p50"],
-            })  # fmt: skip
+            rows.append(
+                {
+                    "concurrency": c,
+                    "output_tokens_per_s": s["output_tokens_per_s"],
+                    "ttft_s": s["ttft_s_p50"],
+                    "itl_s": s["chunk_gap_s_p50"],
+                }
+            )
     return rows
 
 
@@ -134,12 +186,22 @@ def failure_rows(levels: Levels) -> list[dict[str, Any]]:
     for c, measurement in levels.items():
         level = level_of(measurement)
         if level is None:
-            rows.append({"concurrency": c, "sent": 0, "ok": 0, "failed": 0, "causes": measurement.problem or "no record"})
+            rows.append(
+                {"concurrency": c, "sent": 0, "ok": 0, "failed": 0, "causes": measurement.problem or "no record"}
+            )
             continue
         causes = metrics.failures(level)
         failed = sum(causes.values())
         words = ", ".join(f"{name}: {n}" for name, n in causes.items()) or "none"
-        rows.append({"concurrency": c, "sent": len(level.requests), "ok": len(level.requests) - failed, "failed": failed, "causes": words})
+        rows.append(
+            {
+                "concurrency": c,
+                "sent": len(level.requests),
+                "ok": len(level.requests) - failed,
+                "failed": failed,
+                "causes": words,
+            }
+        )
     return rows
 
 
@@ -149,10 +211,14 @@ def smoke_rows(measurement: Measurement) -> list[dict[str, Any]]:
     if level is None or not level.requests:
         return [{"what": "smoke test", "value": Measured(value=None, reason=measurement.problem or "no record")}]
     words = {
-        "output_tokens": "output tokens, as the server counts them", "reasoning_tokens": "of these, reasoning tokens",
-        "ttft_s": "time to first token", "decode_s": "decode time after it", "decode_tokens_per_s": "decode rate",
-        "tokens_per_s": "tokens over end-to-end time (what a smoke test prints)", "ttft_frac": "share of the time before the first token",
-    }  # fmt: skip
+        "output_tokens": "output tokens, as the server counts them",
+        "reasoning_tokens": "of these, reasoning tokens",
+        "ttft_s": "time to first token",
+        "decode_s": "decode time after it",
+        "decode_tokens_per_s": "decode rate",
+        "tokens_per_s": "tokens over end-to-end time (what a smoke test prints)",
+        "ttft_frac": "share of the time before the first token",
+    }
     apart = metrics.decompose(level.requests[0])
     return [{"what": text, "value": apart[key]} for key, text in words.items()]
 
@@ -165,7 +231,9 @@ def measure_bandwidth(folder: Path) -> None:
         began = time.perf_counter()
         block.sum()
         best = max(best, block.nbytes / (time.perf_counter() - began))
-    local.write_atomic(folder / "bandwidth.json", json.dumps({"read_bytes_per_s": best, "threads": 1, "bytes": block.nbytes}))
+    local.write_atomic(
+        folder / "bandwidth.json", json.dumps({"read_bytes_per_s": best, "threads": 1, "bytes": block.nbytes})
+    )
 
 
 def ceiling_at(run: NotebookRun, server: ServerHandle, concurrency: int) -> DecodeCeiling | str:
@@ -203,14 +271,18 @@ def predictions(run: NotebookRun, server: ServerHandle, levels: Levels | None = 
         known = isinstance(ceiling, DecodeCeiling)
         made.append(
             Prediction(
-                id=f"ceiling-C{c}", what=f"most output tokens per second that memory bandwidth allows at C={c}",
+                id=f"ceiling-C{c}",
+                what=f"most output tokens per second that memory bandwidth allows at C={c}",
                 predicted=Measured(value=ceiling.output_tokens_per_s, unit="tok/s", reason="a ceiling: no interval")
-                if isinstance(ceiling, DecodeCeiling) else Measured(value=None, unit="tok/s", reason=ceiling),
+                if isinstance(ceiling, DecodeCeiling)
+                else Measured(value=None, unit="tok/s", reason=ceiling),
                 formula="C / ((weight bytes + C x context x KV bytes per token) / read bandwidth)",
-                source="lib.model.roofline.decode_ceiling; bandwidth measured on this host with one thread" if known else "not computed",
+                source="lib.model.roofline.decode_ceiling; bandwidth measured on this host with one thread"
+                if known
+                else "not computed",
                 measured=measured.get(c),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -226,11 +298,16 @@ def trials(run: NotebookRun, levels: Levels) -> list[Trial]:
             values = {key: s[key] for key in ("output_tokens_per_s", "ttft_s_p50", "chunk_gap_s_p50")}
         made.append(
             Trial(
-                id=f"level-C{c}", what=f"closed loop, C={c}", outcome=outcome, reason=reason, values=values,
+                id=f"level-C{c}",
+                what=f"closed loop, C={c}",
+                outcome=outcome,
+                reason=reason,
+                values=values,
                 evidence=[run.evidence(measurement.folder / (LEVEL_FILE if level else "stamp.json"))],
-                launch_ids=measurement.launch_ids, seconds=measurement.stamp.seconds,
+                launch_ids=measurement.launch_ids,
+                seconds=measurement.stamp.seconds,
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -253,12 +330,18 @@ def verdicts(run: NotebookRun, server: ServerHandle, levels: Levels, smoke: Meas
     tried = trials(run, levels)
     made = [
         Verdict(
-            id=t.id, claim=f"At C={c} every request is answered by the server under test", status=t.status,
-            measured=t.values.get("output_tokens_per_s"), limit="0 failed requests, one server identity, client keeps up",
-            rule="lib.load.benchmark", reason=t.reason or "all requests ok", evidence=t.evidence, launch_ids=t.launch_ids,
+            id=t.id,
+            claim=f"At C={c} every request is answered by the server under test",
+            status=t.status,
+            measured=t.values.get("output_tokens_per_s"),
+            limit="0 failed requests, one server identity, client keeps up",
+            rule="lib.load.benchmark",
+            reason=t.reason or "all requests ok",
+            evidence=t.evidence,
+            launch_ids=t.launch_ids,
         )
         for c, t in zip(levels, tried, strict=True)
-    ]  # fmt: skip
+    ]
     made.append(_scaling(levels, tried))
     made.append(_smoke_verdict(run, levels, smoke))
     return made
@@ -270,10 +353,13 @@ def _scaling(levels: Levels, tried: Sequence[Trial]) -> Verdict:
     rates = {c: t.values.get("output_tokens_per_s") for c, t in zip(levels, tried, strict=True) if t.outcome == "works"}
     known = {c: m for c, m in rates.items() if m is not None and isinstance(m.value, (int, float))}
     common: dict[str, Any] = {
-        "id": "more-users", "claim": "More concurrent requests give more total throughput, up to the highest level",
-        "limit": "95% intervals of the lowest and highest level do not overlap", "rule": "lib.load.benchmark",
-        "evidence": evidence, "launch_ids": list(dict.fromkeys(ids)),
-    }  # fmt: skip
+        "id": "more-users",
+        "claim": "More concurrent requests give more total throughput, up to the highest level",
+        "limit": "95% intervals of the lowest and highest level do not overlap",
+        "rule": "lib.load.benchmark",
+        "evidence": evidence,
+        "launch_ids": list(dict.fromkeys(ids)),
+    }
     if len(known) < 2:
         return Verdict(status=Status.INCONCLUSIVE, reason="fewer than two levels worked", **common)
     low, high = known[min(known)], known[max(known)]
@@ -290,25 +376,36 @@ def _scaling(levels: Levels, tried: Sequence[Trial]) -> Verdict:
 
 def _smoke_verdict(run: NotebookRun, levels: Levels, smoke: Measurement) -> Verdict:
     common: dict[str, Any] = {
-        "id": "smoke-test", "claim": "A smoke test's tokens per second is explained by its time to first token and its decode rate",
-        "limit": "tokens over end-to-end time = n / (TTFT + (n - 1) / decode rate + rest), within 5%", "rule": "lib.load.metrics.decompose",
-        "evidence": [run.evidence(smoke.folder / (LEVEL_FILE if (smoke.folder / LEVEL_FILE).exists() else "stamp.json"))],
+        "id": "smoke-test",
+        "claim": "A smoke test's tokens per second is explained by its time to first token and its decode rate",
+        "limit": "tokens over end-to-end time = n / (TTFT + (n - 1) / decode rate + rest), within 5%",
+        "rule": "lib.load.metrics.decompose",
+        "evidence": [
+            run.evidence(smoke.folder / (LEVEL_FILE if (smoke.folder / LEVEL_FILE).exists() else "stamp.json"))
+        ],
         "launch_ids": smoke.launch_ids,
-    }  # fmt: skip
+    }
     level = level_of(smoke)
     apart = metrics.decompose(level.requests[0]) if level and level.requests else {}
     figure = apart.get("tokens_per_s")
     if smoke.stamp.invalid:
         return Verdict(status=Status.INVALID, reason=smoke.stamp.invalid, **common)
     if figure is None or not isinstance(figure.value, (int, float)):
-        return Verdict(status=Status.INCONCLUSIVE, reason=(figure.reason if figure else None) or smoke.problem or "no answer", **common)
-    parts = {k: apart[k].value for k in ("output_tokens", "ttft_s", "decode_s", "decode_tokens_per_s", "after_last_token_s")}
-    if any(not isinstance(v, (int, float)) for v in parts.values()):
-        return Verdict(status=Status.INCONCLUSIVE, measured=figure, reason="the answer came in one piece: no decode rate", **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason=(figure.reason if figure else None) or smoke.problem or "no answer",
+            **common,
+        )
+    numbers = {k: m.value for k, m in apart.items() if isinstance(m.value, (int, float))}
+    needed = ("output_tokens", "ttft_s", "decode_s", "decode_tokens_per_s", "after_last_token_s")
+    if any(key not in numbers for key in needed):
+        reason = "the answer came in one piece: no decode rate"
+        return Verdict(status=Status.INCONCLUSIVE, measured=figure, reason=reason, **common)
+    parts = {key: float(numbers[key]) for key in needed}
     total = parts["ttft_s"] + parts["decode_s"] + parts["after_last_token_s"]
     explained = parts["output_tokens"] / total
     words = (
-        f"{parts['output_tokens']} tokens in {parts['ttft_s']:.3f} s to the first, then {parts['decode_tokens_per_s']:.4g} tok/s, "
+        f"{parts['output_tokens']:.0f} tokens in {parts['ttft_s']:.3f} s to the first, then {parts['decode_tokens_per_s']:.4g} tok/s, "
         f"and {parts['after_last_token_s']:.3f} s after the last"
     )
     status = Status.PASS if abs(explained / float(figure.value) - 1) <= 0.05 else Status.FAIL
@@ -323,10 +420,33 @@ def recommendation(made: Sequence[Verdict], levels: Levels) -> str:
         return "No level gave a usable measurement: read the failures before anything else."
     best = max(rows, key=lambda r: r["output_tokens_per_s"].value or 0)
     text = f"Highest measured throughput: {best['output_tokens_per_s'].value:.4g} tok/s at C={best['concurrency']}"
-    return f"{text}; not everything passed: {', '.join(v.id for v in bad)}." if bad else f"{text}; every request was answered."
+    return (
+        f"{text}; not everything passed: {', '.join(v.id for v in bad)}."
+        if bad
+        else f"{text}; every request was answered."
+    )
 
 
 def reference_rows(reference: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     """Published rows from the profile (marked as such), in the origin table's columns."""
     return [dict(row) for row in reference.get(key, [])]
 
+
+#: Metrics that notebook 03 shows by level, in this order.
+LATENCY = ("ttft_s_p50", "ttft_s_p99", "chunk_gap_s_p50", "chunk_gap_s_p99", "token_latency_s_mean", "e2e_s_p50")
+#: What shows that the client kept up.
+CLIENT = ("client", "client_lag_p99_s", "client_cpu_frac")
+
+
+def measure_smoke(run: NotebookRun, server: ServerHandle) -> Measurement:
+    """The smoke test of the parameters."""
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    return run.measure(
+        "smoke",
+        server,
+        send_smoke,
+        keep_errors=True,
+        prompt=params.smoke_prompt,
+        tokens=params.smoke_tokens,
+        api_key_env=server.params.api_key_env,
+    )

@@ -66,6 +66,7 @@ DETAIL_CHARS = 500
 RID_PREFIX = "wb-"
 _UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(not exist|not found|not served|unknown)", re.I | re.S)
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
 _JSON_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _SLOTS = {"completions": ((b'"text":', "c"),), "chat": ((b'"content":', "c"), (b'"reasoning_content":', "r"))}
 
@@ -132,9 +133,24 @@ def trimmed_read(previous: bytes, data: bytes) -> bytes:
 
 def answer_id(data: list[bytes]) -> bytes:
     """The id in an answer's first event, b"" if there is none in its first reads."""
-    head = b"".join(data[:3])[:8192]
-    at = head.find(b'"id":"')
-    return head[at + 6 : head.find(b'"', at + 6)] if at >= 0 else b""
+    found = _ID.search(b"".join(data[:3])[:8192])
+    return found.group(1) if found else b""
+
+
+def drop_first_answer(exchange: Exchange) -> int:
+    """Take the first answer out of an exchange, leave what follows it (the beginning of the next), count its bytes."""
+    dropped = 0
+    for number, piece in enumerate(exchange.data):
+        before = exchange.data[number - 1][-7:] if number else b""
+        at = (before + piece).find(b"\r\n0\r\n\r\nHTTP/1.")
+        if at >= 0:
+            cut = at + 7 - len(before)
+            exchange.data = [piece[cut:], *exchange.data[number + 1 :]]
+            exchange.times = exchange.times[number:]
+            return dropped + cut
+        dropped += len(piece)
+    exchange.data, exchange.times = [], array("q")
+    return dropped
 
 
 class _Events:
@@ -156,7 +172,8 @@ class _Events:
         "id",
         "done",
         "templates",
-        "text_done",
+        "plain",
+        "heads",
     )
 
     def __init__(self, api: str) -> None:
@@ -175,7 +192,8 @@ class _Events:
         self.id: str | None = None
         self.done = False
         self.templates: list[tuple[bytes, int, bytes, int, str]] = []
-        self.text_done = 0
+        self.plain: set[bytes] = set()
+        self.heads: dict[int, bytes] = {}
 
     def fail(self, name: str, detail: str) -> None:
         if self.failure is None:
@@ -280,6 +298,7 @@ class _Events:
         prefix, suffix = event[: found.start() + 1], event[found.end() - 1 :]
         if same and all((prefix, suffix) != (t[0], t[2]) for t in self.templates) and b'"usage":{' not in suffix:
             self.templates.insert(0, (prefix, len(prefix), suffix, len(suffix), letter))
+            self.heads.clear()
             del self.templates[4:]
 
 
@@ -287,12 +306,54 @@ def _text(raw: bytes) -> str:
     return raw[: DETAIL_CHARS * 4].decode("utf-8", "replace")[:DETAIL_CHARS]
 
 
-def _walk_chunks(buffer: bytes, position: int, ends: list[int], times: array[int], events: _Events) -> tuple[bool, int]:
+def _plain_run(data: list[bytes], first: int, times: array[int], events: _Events) -> int:
+    """Take the reads from `first` on that are one HTTP chunk with one event each, as the template but for the text.
+
+    Most of a stream is such a run; the framing, the bytes around the text and the text itself are still all checked.
+    Returns the first read that is not part of it.
+    """
+    prefix, _, suffix, _, kind = events.templates[0]
+    tail = suffix + b"\n\n\r\n"
+    cut, inner = -len(tail), len(prefix) + len(suffix) + 2
+    plain, heads, texts, sizes = events.plain, events.heads, events.texts, events.sizes
+    read = first
+    for read in range(first, len(data)):
+        piece = data[read]
+        length = len(piece)
+        head = heads.get(length)
+        if head is None:
+            # A chunk of this length: hexadecimal size, CRLF, size bytes, CRLF.
+            digits = next((n for n in range(1, 9) if len(b"%x" % max(length - n - 4, 0)) == n), 1)
+            head = heads[length] = b"%x\r\n%b" % (max(length - digits - 4, 0), prefix)
+        if not (piece.startswith(head) and piece.endswith(tail)) or length < inner:
+            break
+        text = piece[len(head) : cut]
+        if text not in plain:
+            if not text or b"\\" in text or b'"' in text or b"\n" in text or b"\r" in text:
+                break
+            plain.add(text)
+        texts.append(text)
+        sizes.append(len(text) + inner - 2)
+    else:
+        read = len(data)
+    events.times.extend(times[first:read])
+    events.kinds.extend(kind * (read - first))
+    return read
+
+
+def _walk_chunks(
+    data: list[bytes], buffer: bytes, position: int, ends: list[int], times: array[int], events: _Events
+) -> tuple[bool, int]:
     """Feed the events of a chunked body; says whether its last chunk came, and how many bytes follow it."""
     carry = b""
     read, total = 0, len(buffer)
     find, add = buffer.find, events.add
     while position < total:
+        if events.templates and not carry and ends[read] == position:
+            read = _plain_run(data, read + 1, times, events) - 1
+            position = ends[read]
+            if position >= total:
+                break
         line = find(b"\r\n", position, position + 66)
         if line < 0:
             if total - position > 64:
@@ -316,12 +377,15 @@ def _walk_chunks(buffer: bytes, position: int, ends: list[int], times: array[int
         if buffer[stop : stop + 2] != b"\r\n":
             events.fail("malformed_http", "a chunk that is longer than it says")
             return False, 0
-        while ends[read] < stop:
+        while ends[read] < stop + 2:
             read += 1
+        arrived = read
+        while arrived and ends[arrived - 1] >= stop:
+            arrived -= 1
         if not carry and find(b"\n\n", start, stop) == stop - 2 and find(b"\r", start, stop) < 0:
-            add(buffer[start : stop - 2], times[read])
+            add(buffer[start : stop - 2], times[arrived])
         else:
-            carry = _split_events(carry + buffer[start:stop], stop, ends, times, read, events)
+            carry = _split_events(carry + buffer[start:stop], stop, ends, times, arrived, events)
         position = stop + 2
     return False, 0
 
@@ -358,8 +422,9 @@ def _http_failure(status: int, body: str) -> tuple[str, str]:
 
 def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
     """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure."""
-    buffer, times = b"".join(exchange.data), exchange.times
-    ends = list(accumulate(map(len, exchange.data)))
+    data, times = exchange.data, exchange.times
+    buffer = b"".join(data)
+    ends = list(accumulate(map(len, data)))
     events = _Events(api)
     head_end = buffer.find(b"\r\n\r\n")
     status: int | None = None
@@ -388,7 +453,7 @@ def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bo
                 body = re.sub(rb"(?:^|\r\n)[0-9a-fA-F]+\r\n", b"", body).removesuffix(b"\r\n")
             events.fail(*_http_failure(status, _text(body)))
         elif b"transfer-encoding: chunked" in head:
-            terminated, after = _walk_chunks(buffer, body_at, ends, times, events)
+            terminated, after = _walk_chunks(data, buffer, body_at, ends, times, events)
             surplus += after
         elif b"text/event-stream" in head:
             stop = len(buffer)
@@ -469,11 +534,12 @@ def _record(
     if events.counts:
         counts = events.counts + [events.counts[-1]] * (len(stamps) - len(events.counts))
         tokens = [b - a for a, b in zip([0, *counts[:-1]], counts, strict=True)]
-    bundled, last = 0, -1
-    for stamp, kind in zip(stamps, events.kinds, strict=True):
-        if kind != "n":
-            bundled += stamp == last
-            last = stamp
+    kinds = "".join(events.kinds)
+    if "n" in kinds:
+        seen = [stamp for stamp, kind in zip(stamps, kinds, strict=True) if kind != "n"]
+    else:
+        seen = stamps
+    bundled = len(seen) - len(set(seen))
     finish = events.finish.get("type") if isinstance(events.finish, dict) else events.finish
     usage = events.usage
     record: dict[str, Any] = {
@@ -491,7 +557,7 @@ def _record(
         "detail": detail or None,
         "head_us": head_us,
         "t_us": [(t - sent) // 1000 for t in stamps],
-        "kinds": "".join(events.kinds),
+        "kinds": kinds,
         "tokens": tokens,
         "sizes": events.sizes,
         "reads": len(exchange.data),

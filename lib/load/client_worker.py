@@ -30,14 +30,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from lib.load.client_wire import Exchange, answer_id, trimmed_read, write_record
+from lib.load.client_wire import Exchange, answer_id, drop_first_answer, trimmed_read, write_record
 
 now_ns = time.monotonic_ns
 LAG_TICK_S = 0.010
 SWEEP_S = 0.1
 #: A kept-alive connection that was idle for longer is not used again: uvicorn closes idle ones after 5 s.
 REUSE_WITHIN_NS = 2_000_000_000
-UNKNOWN, CHUNKED, LENGTH, UNTIL_CLOSE = range(4)
+UNKNOWN, CHUNKED, TRIMMED, LENGTH, UNTIL_CLOSE, IDLE = range(6)
 _LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
@@ -57,13 +57,15 @@ class Connection(asyncio.Protocol):
         "trim",
         "lost",
         "last_id",
+        "keep_time",
+        "keep_data",
     )
 
     def __init__(self, run: Run, sock: socket.socket | None) -> None:
         self.run, self.sock, self.trim = run, sock, run.trim
         self.transport: Any = None
         self.current: Exchange | None = None
-        self.mode, self.left, self.keep, self.idle_since = UNKNOWN, 0, True, now_ns()
+        self.mode, self.left, self.keep, self.idle_since = IDLE, 0, True, now_ns()
         self.served: list[Exchange] = []
         self.last_id = b""
         self.lost = False
@@ -73,7 +75,8 @@ class Connection(asyncio.Protocol):
 
     def send(self, exchange: Exchange) -> None:
         """Write the request at once, past the loop's write queue; what the socket does not take, the loop sends."""
-        self.current, self.mode, self.keep = exchange, UNKNOWN, True
+        self.listen(exchange)
+        self.keep = True
         exchange.reused = bool(self.served)
         self.served.append(exchange)
         payload = exchange.payload
@@ -91,18 +94,33 @@ class Connection(asyncio.Protocol):
             self.transport.write(payload[taken:] if taken else payload)
         exchange.payload = b""
 
+    def listen(self, exchange: Exchange) -> None:
+        """What arrives from now on belongs to this exchange."""
+        self.current, self.mode = exchange, UNKNOWN
+        self.keep_time, self.keep_data = exchange.times.append, exchange.data.append
+
     def data_received(self, data: bytes) -> None:
         stamp = now_ns()
+        if self.mode == CHUNKED:
+            self.keep_time(stamp)
+            self.keep_data(data)
+            if data.endswith(_LAST_CHUNK) or len(data) < 7:
+                self.check_end()
+        else:
+            self.received_otherwise(stamp, data)
+
+    def received_otherwise(self, stamp: int, data: bytes) -> None:
         exchange = self.current
         if exchange is None:
-            self.surplus(data)
+            if not self.lost:
+                self.surplus(data)
             return
-        exchange.times.append(stamp)
-        if self.trim and len(data) > 1536 and self.mode == CHUNKED:
-            data = trimmed_read(exchange.data[-1], data)
-        exchange.data.append(data)
-        if self.mode == CHUNKED:
-            if data[-2:] == b"\r\n" and (len(data) < 7 or data[-7:] == _LAST_CHUNK):
+        self.keep_time(stamp)
+        if self.mode == TRIMMED:
+            data = trimmed_read(exchange.data[-1], data) if len(data) > 1536 else data
+        self.keep_data(data)
+        if self.mode == TRIMMED:
+            if data.endswith(_LAST_CHUNK) or len(data) < 7:
                 self.check_end()
         elif self.mode == LENGTH:
             self.left -= len(data)
@@ -123,7 +141,7 @@ class Connection(asyncio.Protocol):
             return
         self.keep = b"\r\nconnection: close" not in text and not text.startswith(b"http/1.0")
         if b"\r\ntransfer-encoding: chunked" in text:
-            self.mode = CHUNKED
+            self.mode = TRIMMED if self.trim else CHUNKED
             self.check_end()
         elif (at := text.find(b"\r\ncontent-length:")) >= 0:
             length = text[at + 17 :].split(b"\r\n", 1)[0].strip()
@@ -150,13 +168,15 @@ class Connection(asyncio.Protocol):
             # The same answer again: it belongs to the request before, and this one still waits for its own.
             answer = answer_id(exchange.data)
             if answer and answer == self.last_id:
-                self.served[-2].surplus += sum(map(len, exchange.data))
-                exchange.data, exchange.times, self.mode = [], array("q"), UNKNOWN
+                self.served[-2].surplus += drop_first_answer(exchange)
+                self.listen(exchange)
+                if exchange.data:
+                    self.read_head(exchange)
                 return
             self.last_id = answer
         else:
             self.last_id = answer_id(exchange.data)
-        self.current = None
+        self.current, self.mode = None, IDLE
         self.idle_since = exchange.end_ns = exchange.times[-1]
         exchange.ended = True
         if not self.keep or self.lost:
@@ -174,7 +194,7 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def fail(self, failure: str, detail: str = "") -> None:
-        exchange, self.current = self.current, None
+        exchange, self.current, self.mode = self.current, None, IDLE
         self.keep = False
         self.close()
         if exchange is not None and exchange.failure is None:
@@ -291,7 +311,6 @@ class Run:
                 await self.over.wait()
         finally:
             self.end_ns = now_ns()
-            gc.enable()
         await asyncio.sleep(self.job["surplus_wait_s"])
         for connection in list(self.connections):
             connection.close()
@@ -488,7 +507,6 @@ def _load(path: str) -> tuple[dict[str, Any], list[Exchange], list[Exchange]]:
 
 
 async def _main(job: dict[str, Any], warmup: list[Exchange], measured: list[Exchange], part: str) -> dict[str, Any]:
-    begun = time.process_time()
     loop = asyncio.get_running_loop()
     runs: list[Run] = []
     halted: list[str] = []
@@ -545,12 +563,13 @@ async def _main(job: dict[str, Any], warmup: list[Exchange], measured: list[Exch
         "unread_bytes": _percentiles(run.unread),
         "cpu_window_s": cpu_window,
         "cpu_frac": cpu_window / wall,
+        "cpu_window_system_s": after.ru_stime - usage.ru_stime,
         "involuntary_switches": after.ru_nivcsw - usage.ru_nivcsw,
         "in_flight_max": run.in_flight_max,
         "loop": type(loop).__module__.split(".")[0],
         "cores": sorted(os.sched_getaffinity(0)),
         "first_request_after_start_s": (run.start_ns / 1e9) - job["parent_started_ns"] / 1e9,
-        "cpu_before_window_s": cpu - begun,
+        "cpu_before_window_s": cpu,
     }
     for number in (signal.SIGINT, signal.SIGTERM):
         # The window is over: a second signal must not lose what has been measured.

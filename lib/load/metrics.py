@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 #: Past these the client, not the server, shaped the times: no latency is given (`client_bound`).
 CPU_FRAC_LIMIT = 0.90
 LAG_P50_FLOOR_S, LAG_P50_OF_GAP = 0.002, 0.05
-LAG_P99_FLOOR_S, LAG_P99_OF_GAP = 0.010, 0.50
+LAG_P99_FLOOR_S, LAG_P99_OF_GAP = 0.020, 1.00
 #: A calibration holds up to this much more load than it was made with.
 CALIBRATION_HEADROOM = 1.10
 
@@ -642,15 +642,15 @@ def _statistics(metric: Metric, made: Any) -> dict[str, Measured]:
     values = made[0] if metric.shape == "pooled" else made
     if not values.size:
         return {key: Measured(value=None, unit=metric.unit, n=0, reason=metric.undefined) for key in metric.names()}
+    percentiles = [None if name == "mean" else float(name[1:]) for name in STATISTICS]
+    if metric.shape == "pooled":
+        intervals = stats.pooled_intervals(values, made[1], percentiles)
+    else:
+        intervals = [
+            stats.bootstrap_mean(values) if q is None else stats.bootstrap_percentile(values, q) for q in percentiles
+        ]
     results = {}
-    for name in STATISTICS:
-        q = None if name == "mean" else float(name[1:])
-        if metric.shape == "pooled":
-            interval = stats.pooled_interval(values, made[1], q)
-        elif q is None:
-            interval = stats.bootstrap_mean(values)
-        else:
-            interval = stats.bootstrap_percentile(values, q)
+    for name, q, interval in zip(STATISTICS, percentiles, intervals, strict=True):
         figure = _measured(interval, metric.unit)
         if q is not None and q > 50 and values.size * (100 - q) < 100:
             note = f"of {values.size} values: close to their maximum"
@@ -785,8 +785,8 @@ def metrics_markdown() -> str:
         lines.append(f"| {name} | {m.unit} | {m.definition} | {m.undefined} | {m.source} | {m.elsewhere or '-'} |")
     lines += [
         "",
-        "*Pooled* metrics take all gaps of all requests together; *request mean* ones take a mean per request, and their",
-        "percentiles over requests. A stall that every user sees once moves the first and hides in the second.",
+        "*Pooled* metrics take all gaps of all requests together; *request mean* ones take a mean from each request,",
+        "and their percentiles over requests. A stall that all users see once moves the first and hides in the second.",
         "",
         "## When the client is the bottleneck",
         "",

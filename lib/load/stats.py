@@ -195,34 +195,45 @@ def bootstrap_ratio(
     return _interval(value, np.concatenate(parts), top.size)
 
 
-def pooled_interval(values: Array, owners: NDArray[np.int64], q: float | None, seed: int = 0) -> Interval:
-    """A percentile (`q` None: the mean) of values pooled over requests, its interval by resampling whole requests.
+def pooled_intervals(
+    values: Array, owners: NDArray[np.int64], percentiles: Sequence[float | None], seed: int = 0
+) -> list[Interval]:
+    """Percentiles (None: the mean) of values pooled over requests, their intervals by resampling whole requests.
 
     Gaps inside a request depend on each other and on the same server steps, so single gaps are not resampled. The
     interval is computed on 1,000 bins of the pooled distribution: its ends are exact to 0.1% of the values.
     """
     if not values.size:
-        return Interval(value=None, reason="no values")
-    value = float(values.mean() if q is None else np.percentile(values, q))
+        return [Interval(value=None, reason="no values") for _ in percentiles]
+    given = [q for q in percentiles if q is not None]
+    found = dict(zip(given, np.percentile(values, given), strict=True)) if given else {}
+    points = [float(values.mean() if q is None else found[q]) for q in percentiles]
     ids, owner = np.unique(owners, return_inverse=True)
     if ids.size < MIN_UNITS:
-        return Interval(value=value, n=int(values.size), reason=f"no interval from {ids.size} request(s)")
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, 1001)))
-    bins = np.clip(np.searchsorted(edges, values, side="left"), 0, edges.size - 1)
-    generator = np.random.default_rng(seed)
-    if q is None:
-        sums = np.bincount(owner, weights=values, minlength=ids.size)
-        counts = np.bincount(owner, minlength=ids.size).astype(np.float64)
-        weights = generator.multinomial(ids.size, np.full(ids.size, 1 / ids.size), size=BOOTSTRAP_REPEATS)
-        return _interval(value, (weights @ sums) / (weights @ counts), int(values.size))
-    table = np.zeros((ids.size, edges.size), dtype=np.float32)
-    np.add.at(table, (owner, bins), 1)
-    repeats = 400
-    weights = generator.multinomial(ids.size, np.full(ids.size, 1 / ids.size), size=repeats).astype(np.float32)
-    cumulative = np.cumsum(weights @ table, axis=1)
-    target = cumulative[:, -1:] * (q / 100)
-    replicates = edges[np.argmax(cumulative >= target, axis=1)]
-    return _interval(value, replicates.astype(np.float64), int(values.size))
+        reason = f"no interval from {ids.size} request(s)"
+        return [Interval(value=x, n=int(values.size), reason=reason) for x in points]
+    draws = np.random.default_rng(seed).multinomial(ids.size, np.full(ids.size, 1 / ids.size), size=400)
+    cumulative = edges = None
+    if given:
+        edges = np.unique(np.percentile(values, np.linspace(0, 100, 1001)))
+        bins = np.minimum(np.searchsorted(edges, values, side="left"), edges.size - 1)
+        table = np.bincount(owner * edges.size + bins, minlength=ids.size * edges.size)
+        table = table.reshape(ids.size, edges.size).astype(np.float32)
+        cumulative = np.cumsum(draws.astype(np.float32) @ table, axis=1)
+    results = []
+    for q, point in zip(percentiles, points, strict=True):
+        if q is None or cumulative is None or edges is None:
+            sums, counts = np.bincount(owner, weights=values), np.bincount(owner)
+            replicates = (draws @ sums) / (draws @ counts)
+        else:
+            replicates = edges[np.argmax(cumulative >= cumulative[:, -1:] * (q / 100), axis=1)]
+        results.append(_interval(point, replicates, int(values.size)))
+    return results
+
+
+def pooled_interval(values: Array, owners: NDArray[np.int64], q: float | None, seed: int = 0) -> Interval:
+    """One of `pooled_intervals`."""
+    return pooled_intervals(values, owners, [q], seed)[0]
 
 
 def paired_difference(a: Sequence[float] | Array, b: Sequence[float] | Array, seed: int = 0) -> Interval:

@@ -23,7 +23,7 @@ MAX_LAYERS = 100_000
 _MAX_SIZE = 1 << 31
 
 #: Where multimodal and wrapper configurations keep the text model (SGLang `utils/hf_transformers/common.py`).
-NESTED_KEYS = ("text_config", "llm_config", "language_config", "thinker_config")
+NESTED_KEYS = ("thinker_config", "llm_config", "language_config", "text_config")
 
 
 def text_config(config: Config) -> tuple[Config, str | None]:
@@ -340,13 +340,28 @@ def nemotron_h(config: Config) -> Groups:
     return _hybrid(config, types, state, "mamba")
 
 
+def _mamba_head_dim(config: Config, inner: int, heads: int) -> int:
+    """mamba_d_head, or its derivation where the file says `auto` or nothing."""
+    if config.get("mamba_d_head") in (None, "auto"):
+        if inner % heads:
+            raise BadInput(
+                "config.json: Mamba's width must be divisible by mamba_n_heads", f"{inner} and {heads}", "check it"
+            )
+        return inner // heads
+    return _whole(config, "mamba_d_head")
+
+
+def _expanded(config: Config) -> int:
+    """mamba_expand * hidden_size."""
+    return _whole(config, "mamba_expand", default=2) * _whole(config, "hidden_size")
+
+
 def falcon_h1(config: Config) -> Groups:
     """Falcon-H1: every layer has both attention and Mamba-2."""
     every = tuple(range(_layers(config)))
-    heads, head_dim = _whole(config, "mamba_n_heads"), _whole(config, "mamba_d_head")
-    inner = _optional(config, "mamba_d_ssm") or int(
-        float(config.get("mamba_expand", 2)) * _whole(config, "hidden_size")
-    )
+    heads = _whole(config, "mamba_n_heads")
+    inner = _optional(config, "mamba_d_ssm") or _expanded(config)
+    head_dim = _mamba_head_dim(config, inner, heads)
     state = RecurrentState(
         kind="mamba2",
         num_heads=heads,
@@ -365,8 +380,8 @@ def granite_hybrid(config: Config) -> Groups:
     types = _layer_types(config, _layers(config), {"attention": "full", "mamba": "mamba", "full_attention": "full"})
     if "mamba" not in types:
         return (_full(config, tuple(range(len(types)))),), ()
-    heads, head_dim = _whole(config, "mamba_n_heads"), _whole(config, "mamba_d_head")
-    inner = int(float(config.get("mamba_expand", 2)) * _whole(config, "hidden_size"))
+    heads, inner = _whole(config, "mamba_n_heads"), _expanded(config)
+    head_dim = _mamba_head_dim(config, inner, heads)
     state = RecurrentState(
         kind="mamba2",
         num_heads=heads,
@@ -471,6 +486,60 @@ def minimax_m3(config: Config) -> Groups:
     return tuple(groups), (
         f"{len(with_index)} sparse layers keep an indexer key of {dim}, {key_only} of them without a value",
     )
+
+
+def nemotron_nas(config: Config) -> Groups:
+    """DeciLM / Nemotron-NAS: KV heads from block_configs, the same in all attention blocks; SGLang's pool counts
+    every layer.
+    """
+    count, blocks = _layers(config), config.get("block_configs")
+    shares = set()
+    for block in blocks if isinstance(blocks, list) else ():
+        attention = block.get("attention") if isinstance(block, Mapping) else None
+        if isinstance(attention, Mapping) and not attention.get("no_op"):
+            shares.add(_whole(attention, "n_heads_in_group"))
+    if len(shares) != 1:
+        found = f"{len(shares)} different ones" if shares else "none"
+        raise BadInput(
+            "config.json: block_configs must give one n_heads_in_group", found, "SGLang serves no variable GQA either"
+        )
+    heads = _whole(config, "num_attention_heads") // shares.pop()
+    return (_full(config, tuple(range(count)), kv_heads=max(1, heads)),), (
+        "layers without attention are counted by SGLang's pool",
+    )
+
+
+def jet_nemotron(config: Config) -> Groups:
+    """Jet-Nemotron: `attn` and `swa` layers keep K and V, `jet` layers a linear-attention state."""
+    types = _layer_types(config, _layers(config), {"attn": "full", "swa": "full", "jet": "linear"})
+    jet = (
+        (config.get("efficient_attention_config") or {}).get("jet")
+        if config.get("efficient_attention_config")
+        else None
+    )
+    if not isinstance(jet, Mapping):
+        raise BadInput(
+            "config.json must give efficient_attention_config.jet", "nothing", "use the model's original config.json"
+        )
+    heads, k_dim, expand = _whole(jet, "num_heads"), _whole(jet, "head_dim"), jet.get("expand_v", 1)
+    if isinstance(expand, bool) or not isinstance(expand, int | float) or not 0 < expand < 1024:
+        raise BadInput("config.json: expand_v must be a number above 0", repr(expand)[:40], "check the file")
+    v_dim = int(k_dim * expand)
+    state = RecurrentState(
+        kind="gdn",
+        num_heads=heads,
+        head_dim=v_dim,
+        state_size=k_dim,
+        n_groups=heads,
+        intermediate_size=heads * v_dim,
+        conv_kernel=_whole(jet, "conv_size"),
+    )
+    return _hybrid(config, types, state)
+
+
+def mla_or_dense(config: Config) -> Groups:
+    """Families of which some models keep an MLA latent (those with kv_lora_rank) and others K and V."""
+    return mla(config) if config.get("kv_lora_rank") is not None and config.get("use_mla", True) else dense(config)
 
 
 class Row:
@@ -656,7 +725,44 @@ TABLE: dict[str, Row] = {
     **_rows("HunYuanMoEV1ForCausalLM HunYuanDenseV1ForCausalLM", dense, f"{_MC}; models/hunyuan.py"),
     **_rows("Ernie4_5_ForCausalLM Ernie4_5_MoeForCausalLM", dense, f"{_MC}; models/ernie4.py", draft=_NEXTN),
     **_rows("SDARForCausalLM SDARMoeForCausalLM", dense, f"{_MC}; models/sdar.py, sdar_moe.py"),
+    **_rows(
+        "Step3VLForConditionalGeneration Qwen3OmniMoeForConditionalGeneration VoxtralForConditionalGeneration "
+        "Gemma3nForConditionalGeneration InternS1ForConditionalGeneration",
+        dense,
+        f"{_MC} hf_text_config; models of the same names",
+        multimodal=True,
+    ),
+    **_rows("Ernie4_5_VLMoeForConditionalGeneration", dense, f"{_MC}; models/ernie45_vl.py", multimodal=True),
+    **_rows(
+        "Gemma3nForCausalLM AfmoeForCausalLM Grok1ForCausalLM Grok1ModelForCausalLM BaichuanForCausalLM ChatGLMModel "
+        "Phi3SmallForCausalLM MiniCPMForCausalLM GPT2LMHeadModel GPTJForCausalLM OPTForCausalLM TeleFLMForCausalLM "
+        "SarvamMoEForCausalLM XverseMoeForCausalLM LLaDA2MoeModelLM",
+        dense,
+        f"{_MC} get_total_num_kv_heads; models of the same names",
+    ),
+    **_rows("GPTBigCodeForCausalLM", dense, f"{_MC} get_total_num_kv_heads (multi_query); models/gpt_bigcode.py"),
+    **_rows("HYV3ForCausalLM", dense, f"{_MC}; models/hunyuan_v3.py", draft=_NEXTN),
+    **_rows("DeciLMForCausalLM", nemotron_nas, f"{_MC} get_total_num_kv_heads (nemotron-nas)"),
+    **_rows("JetNemotronForCausalLM", jet_nemotron, "SGLang configs/jet_nemotron.py, mamba_utils.py"),
+    **_rows("PixtralForConditionalGeneration", mla_or_dense, f"{_MC} MLA branch with kv_lora_rank", multimodal=True),
+    **_rows("DeepseekVL2ForCausalLM", mla_or_dense, f"{_MC} MLA branch with use_mla", multimodal=True),
+    **_rows(
+        "InternS2PreviewForConditionalGeneration", gdn, "SGLang configs/interns2preview.py", draft=_MTP, multimodal=True
+    ),
     **_rows("IQuestLoopCoderForCausalLM", looped, f"{_MC}: num_attention_layers = num_hidden_layers * loop_num"),
+}
+
+
+#: Architectures that were read and left out on purpose, with what a row would need.
+LEFT_OUT: dict[str, str] = {
+    **dict.fromkeys(
+        ("DeepseekV4ForCausalLM", "DeepseekV4ForCausalLMNextN", "DeepseekV4ForCausalLMDSpark"),
+        "its five pools (sliding, 4x and 128x compressed, two states) follow a formula that differs in every "
+        "release read "
+        "(pool_configurator.py:DSV4PoolConfigurator); read bytes_per_full_token in the server's log",
+    ),
+    "MllamaForConditionalGeneration": "cross-attention layers keep image tokens, which no text length gives",
+    "ZayaForCausalLM": "its attention layers keep a second, convolutional state of their own (configs/zaya.py)",
 }
 
 
@@ -694,6 +800,8 @@ def architecture(config: Config) -> Architecture:
     name = architecture_name(config)
     row = TABLE.get(name)
     if row is None:
+        if name in LEFT_OUT:
+            raise UnknownArchitecture("expected an architecture with a known memory layout", name, LEFT_OUT[name])
         near = difflib.get_close_matches(name[:100], TABLE, n=3, cutoff=0.5)
         raise UnknownArchitecture(
             "expected an architecture with a known memory layout"

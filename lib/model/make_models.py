@@ -344,6 +344,8 @@ def is_current(model: Model) -> bool:
 
 def make(model: Model) -> None:
     """Make one model in a temporary folder, verify it, and give it its name by a rename."""
+    from safetensors import SafetensorError
+
     final = model_path(model.name)
     fresh = final.parent / f".making-{model.name}"
     old = final.parent / f".old-{model.name}"
@@ -368,7 +370,7 @@ def make(model: Model) -> None:
             final.rename(old)
         fresh.rename(final)
         flush(final.parent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is an OSError in Python, and the other in the Rust writer
         raise BadInput(f"room and permission to write {final}", found=str(error), do="set WORKBOOK_CACHE") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)

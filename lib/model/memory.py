@@ -187,17 +187,19 @@ def heads_per_gpu(kv_heads: int, attn_tp: int) -> int:
     return max(1, kv_heads // attn_tp)
 
 
-def _element(count: int, dtype: str, version: str) -> int:
-    """Bytes of `count` elements; 4-bit with one scale byte per 16 elements (MXFP4/NVFP4 blocks)."""
+def _element(count: int, dtype: str) -> int:
+    """Bytes of `count` elements; 4-bit with one scale byte per 16 elements, MXFP8 with one per 32."""
     if dtype == "float4_e2m1fn_x2":
         return count // 2 + count // 16
+    if dtype == "mxfp8":
+        return count + count // 32
     return int(count * DTYPE_BYTES[dtype])
 
 
-def _kv_sides(group: LayerGroup, attn_tp: int, dtype: str, version: str) -> tuple[int, int]:
+def _kv_sides(group: LayerGroup, attn_tp: int, dtype: str) -> tuple[int, int]:
     heads = heads_per_gpu(group.kv_heads or 1, attn_tp)
-    per_layer_k = _element(heads * (group.k_head_dim or 0), dtype, version)
-    per_layer_v = _element(heads * (group.v_head_dim or 0), dtype, version)
+    per_layer_k = _element(heads * (group.k_head_dim or 0), dtype)
+    per_layer_v = _element(heads * (group.v_head_dim or 0), dtype)
     return per_layer_k * len(group.layers), per_layer_v * len(group.layers)
 
 
@@ -211,7 +213,7 @@ def _latent_bytes(group: LayerGroup, dtype: str, raw_layout: bool) -> int:
     lora, rope = group.kv_lora_rank or 0, group.qk_rope_head_dim or 0
     if group.index_head_dim and dtype == "float8_e4m3fn" and not raw_layout:
         return lora + lora // 128 * 4 + rope * 2
-    return _element(lora + rope, dtype, "")
+    return _element(lora + rope, dtype)
 
 
 def _indexer_bytes(group: LayerGroup, own_dtype: str) -> int:
@@ -278,6 +280,7 @@ def kv_bytes_per_token(
         if dtype == "auto"
         else torch_name(dtype)
     )
+    width = "mxfp8" if str(dtype).strip().lower() == "mxfp8" else name
     own_pool = swa_pool(checkpoint, sglang_version, disable_hybrid_swa_memory)
     groups: dict[str, int] = {}
     k = v = sliding_k = sliding_v = latent = indexer = logical = 0
@@ -290,8 +293,8 @@ def kv_bytes_per_token(
             indexer += _indexer_bytes(group, checkpoint.torch_dtype or "bfloat16")
             continue
         counted = _as_counted(group, layout, own_pool)
-        group_k, group_v = _kv_sides(counted, attn_tp, name, sglang_version)
-        once = sum(_kv_sides(counted, 1, name, sglang_version))
+        group_k, group_v = _kv_sides(counted, attn_tp, width)
+        once = sum(_kv_sides(counted, 1, width))
         indexer += _indexer_bytes(group, checkpoint.torch_dtype or "bfloat16")
         groups[group.kind] = group_k + group_v
         if group.kind == "full_attention":
@@ -307,11 +310,9 @@ def kv_bytes_per_token(
         groups["indexer"] = indexer
     per_gpu = k + v + latent + indexer
     logical += latent + indexer
-    draft = _draft_bytes(
-        checkpoint, layout, attn_tp, name, sglang_version, _positive(draft_layers, "draft_layers", 0), raw_mla_layout
-    )
+    draft = _draft_bytes(checkpoint, layout, attn_tp, width, _positive(draft_layers, "draft_layers", 0), raw_mla_layout)
     if per_gpu == 0 and sliding_k + sliding_v:
-        per_gpu, logical = sliding_k + sliding_v, sum(_kv_sides(layout.groups[0], 1, name, sglang_version))
+        per_gpu, logical = sliding_k + sliding_v, sum(_kv_sides(layout.groups[0], 1, width))
     return KvBytes(
         dtype=name,
         tp=tp,
@@ -343,9 +344,7 @@ def _as_counted(group: LayerGroup, layout: Architecture, own_pool: bool) -> Laye
     return group
 
 
-def _draft_bytes(
-    checkpoint: Checkpoint, layout: Architecture, attn_tp: int, dtype: str, version: str, layers: int, raw: bool
-) -> int:
+def _draft_bytes(checkpoint: Checkpoint, layout: Architecture, attn_tp: int, dtype: str, layers: int, raw: bool) -> int:
     """Bytes per token of `layers` draft layers with the target's attention geometry."""
     if not layers:
         return 0
@@ -355,7 +354,7 @@ def _draft_bytes(
     )
     if model.kind == "mla":
         return _latent_bytes(one, dtype, raw) * layers + _indexer_bytes(one, checkpoint.torch_dtype or "bfloat16")
-    return sum(_kv_sides(one, attn_tp, dtype, version))
+    return sum(_kv_sides(one, attn_tp, dtype))
 
 
 def _divide(value: int, ranks: int, what: str) -> int:
@@ -843,7 +842,7 @@ def predict_pools(
     kv = kv_bytes_per_token(
         checkpoint,
         tp,
-        dtype,
+        "mxfp8" if kv_cache_dtype == "mxfp8" else dtype,
         sglang_version=sglang_version,
         dp_attention=dp_attention,
         draft_layers=draft_layers,
@@ -852,6 +851,12 @@ def predict_pools(
         sm=sm,
     )
     _positive(page_size, "page_size")
+    if _positive(pp, "pp") > 1:
+        raise BadInput("expected pp 1: the pools of pipeline stages are not modelled", str(pp), "leave pp out")
+    if dp_attention > 1:
+        notes.append(
+            f"tokens and requests are of one of {dp_attention} DP attention ranks; the box holds as many times more"
+        )
     counted = draft_layers_budgeted(checkpoint, sglang_version, draft_layers, speculative_draft_model_path)
     if draft_layers and not counted:
         notes.append(f"SGLang {sglang_version} doesn't budget the draft's KV cache here: it comes on top of the pools")
@@ -867,6 +872,17 @@ def predict_pools(
         if state
         else None
     )
+    request_cap = None
+    by_requests = bool(kv.sliding_per_gpu and layout.group("full_attention") and disable_radix_cache)
+    if by_requests and flag_requests is not None and since(sglang_version, "0.5.14"):
+        chunk = chunked_prefill_size
+        if chunk is None and gpu_memory_mib is not None:
+            chunk = chunk_and_graph_defaults(gpu_memory_mib, tp, sglang_version)[0]
+        request_cap = _sliding_request_cap(
+            layout, flag_requests // dp_attention, page_size, chunk, draft_tokens, disable_overlap_schedule
+        )
+        if since(sglang_version, "0.5.23"):
+            notes.append("the sliding pool is sized by requests by 0.5.21's rule; 0.5.23's was not read in full")
     fraction, fraction_from = mem_fraction_static, "given"
     if fraction is None and gpu_memory_mib is not None:
         fraction = mem_fraction_static_default(
@@ -927,7 +943,16 @@ def predict_pools(
                 explicit=max_mamba_cache_size // dp_attention if max_mamba_cache_size is not None else None,
                 no_radix=disable_radix_cache,
             )
-        profiled = int(budget.kv // cell) // page_size * page_size
+        if cell <= 0:
+            raise BadInput(
+                "expected a model that keeps K and V", "only recurrent layers", "there is no KV pool to size"
+            )
+        if request_cap is not None:
+            fixed = kv.sliding_per_gpu * request_cap
+            full_cell = cell - swa_full_tokens_ratio * kv.sliding_per_gpu
+            profiled = int((budget.kv - fixed) // full_cell) // page_size * page_size
+        else:
+            profiled = int(budget.kv // cell) // page_size * page_size
         if profiled <= 0:
             raise BadInput(
                 "expected memory for at least one page of KV cache",
@@ -935,7 +960,7 @@ def predict_pools(
                 "raise mem_fraction_static or lower the state pool",
             )
     tokens = _capped(profiled, max_total_tokens, page_size, notes)
-    sizes = _pool_sizes(kv, layout, tokens, page_size, swa_full_tokens_ratio)
+    sizes = _pool_sizes(kv, layout, tokens, page_size, swa_full_tokens_ratio, request_cap)
     slots = budget.slots if budget else max_mamba_cache_size if state else None
     if state and slots is None and disable_radix_cache:
         slots = requests
@@ -1035,7 +1060,34 @@ def _capped(profiled: int | None, cap: int | None, page_size: int, notes: list[s
     return profiled if cap is None or cap >= profiled else cap // page_size * page_size
 
 
-def _pool_sizes(kv: KvBytes, layout: Architecture, tokens: int, page_size: int, ratio: float) -> dict[str, Any]:
+def _sliding_request_cap(
+    layout: Architecture, requests: int, page_size: int, chunk: int | None, draft_tokens: int, no_overlap: bool
+) -> int:
+    """Tokens of a sliding pool that is sized by requests: each needs its window, an eviction interval of 128 and pages.
+
+    Only without radix cache and with --max-running-requests, from 0.5.14 on. Source: `SWAChunkCapPoolConfigurator`
+    (0.5.16).
+    """
+    group = layout.group("sliding_window")
+    window = group.window if group else None
+    if window is None or chunk is None:
+        raise BadInput(
+            "expected chunked_prefill_size and the model's window for a sliding pool sized by requests",
+            f"chunk {chunk}, window {window}",
+            "give chunked_prefill_size",
+        )
+    if draft_tokens:
+        decode = draft_tokens + page_size if no_overlap else 2 * draft_tokens
+    else:
+        decode = page_size
+    each = window + 128 * max(1, draft_tokens) + page_size + decode
+    total = each * requests + (1 if no_overlap else 2) * chunk + page_size
+    return -(-total // page_size) * page_size
+
+
+def _pool_sizes(
+    kv: KvBytes, layout: Architecture, tokens: int, page_size: int, ratio: float, request_cap: int | None
+) -> dict[str, Any]:
     """GiB as the log prints them; a pool holds one page more than it reports."""
     held = tokens + page_size
     k = kv.k_per_gpu * held / GIB if kv.k_per_gpu is not None else None
@@ -1045,6 +1097,8 @@ def _pool_sizes(kv: KvBytes, layout: Architecture, tokens: int, page_size: int, 
     if kv.sliding_per_gpu:
         all_sliding = layout.group("full_attention") is None
         swa_tokens = tokens if all_sliding else int(tokens * ratio) // page_size * page_size
+        if request_cap is not None:
+            swa_tokens = min(request_cap, tokens)
         swa = kv.sliding_per_gpu * (swa_tokens + page_size) / GIB
         total = swa if all_sliding else total + swa
     return {"k": k, "v": v, "swa_tokens": swa_tokens, "swa": swa, "total": total}

@@ -141,7 +141,7 @@ def _word(scheme: Any) -> str | None:
             return "other" if scheme else None
         if bits is None:
             return _word(str(scheme["dtype"]))
-        return {("float", 8): "fp8", ("float", 4): "nvfp4", ("int", 8): "int8"}.get((kind, bits), "other")
+        return {"float 8": "fp8", "float 4": "nvfp4", "int 8": "int8"}.get(f"{kind} {bits}", "other")
     name = str(scheme).strip().upper()
     if name in ("AUTO", "NONE", "NULL"):
         return None
@@ -179,16 +179,27 @@ _METHOD_BITS = {
 
 
 def _modelopt_method(section: Config) -> str | None:
-    """The method that SGLang gives a ModelOpt section (`ModelConfig._parse_modelopt_quant_config`)."""
+    """The method that SGLang gives a ModelOpt section (`ModelConfig._parse_modelopt_quant_config`).
+
+    SGLang tells mixed NVFP4 from W4AFP8 by `quantized_layers`; a 4-bit float group in `config_groups` says the
+    same of a file
+    whose list is abbreviated.
+    """
     algo = section.get("quant_algo")
     if algo == "MIXED_PRECISION":
-        layers = section.get("quantized_layers")
-        kinds = (
-            [str(v.get("quant_algo", "")).upper() for v in layers.values() if isinstance(v, Mapping)]
+        layers, groups = section.get("quantized_layers"), section.get("config_groups")
+        named = (
+            [v.get("quant_algo") for v in layers.values() if isinstance(v, Mapping)]
             if isinstance(layers, Mapping)
             else []
         )
-        return "modelopt_mixed" if {"NVFP4", "W4A16_NVFP4"} & set(kinds) else "w4afp8"
+        wide = (
+            [g.get("weights") for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+        )
+        fp4 = any(str(name).upper() in ("NVFP4", "W4A16_NVFP4") for name in named) or any(
+            isinstance(w, Mapping) and w.get("type") == "float" and w.get("num_bits") == 4 for w in wide
+        )
+        return "modelopt_mixed" if fp4 else "w4afp8"
     name = str(algo or "")
     return "modelopt_fp4" if "FP4" in name else "modelopt_fp8" if "FP8" in name else None
 
@@ -253,7 +264,7 @@ def declared_quantization(config: Config, hf_quant_config: Config | None = None)
     return Quantization(
         weights_method=method,
         weights_algo=str(algo) if algo else None,
-        weights_bits=float(bits) if isinstance(bits, (int, float)) and not isinstance(bits, bool) else None,
+        weights_bits=float(bits) if isinstance(bits, (int, float)) and 0 < bits <= 64 else None,
         group_size=group if isinstance(group, int) and not isinstance(group, bool) else None,
         producer=" ".join(str(producer.get(k, "")) for k in ("name", "version")).strip()
         if isinstance(producer, Mapping)
@@ -423,7 +434,9 @@ def resolve_kv_cache_dtype(
     fp8 = "float8_e4m3fn"
     if value != "auto":
         if platform == "hip" and value.startswith("fp8"):
-            return KvCacheDtype(fp8, f"--kv-cache-dtype {value}; HIP uses its own FP8 type for both forms{tail}")
+            return KvCacheDtype(
+                fp8, f"--kv-cache-dtype {value}; HIP takes its own e4m3 (fnuz on gfx94) for both forms{tail}"
+            )
         return KvCacheDtype(torch_name(value), f"--kv-cache-dtype {value}{tail}")
     architecture = checkpoint.architecture
     group = architecture.group("mla") if architecture else None

@@ -39,9 +39,13 @@ def decode_ceiling(
     kv = int(kv_bytes_per_token * context_tokens * concurrency)
     step = (weight_bytes + kv) / bandwidth_bytes_per_s
     return DecodeCeiling(
-        concurrency=concurrency, weight_bytes=weight_bytes, kv_bytes=kv, bandwidth_bytes_per_s=bandwidth_bytes_per_s,
-        step_s=step, output_tokens_per_s=concurrency / step,
-    )  # fmt: skip
+        concurrency=concurrency,
+        weight_bytes=weight_bytes,
+        kv_bytes=kv,
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        step_s=step,
+        output_tokens_per_s=concurrency / step,
+    )
 
 
 def share_of_ceiling(measured: Measured, ceiling: DecodeCeiling) -> Measured:
@@ -50,7 +54,10 @@ def share_of_ceiling(measured: Measured, ceiling: DecodeCeiling) -> Measured:
         return Measured(value=None, reason=measured.reason or "not measured")
     top = ceiling.output_tokens_per_s
     return Measured(
-        value=measured.value / top, unit="frac", n=measured.n,
+        value=measured.value / top,
+        unit="frac",
+        n=measured.n,
         low=measured.low / top if measured.low is not None else None,
-        high=measured.high / top if measured.high is not None else None, reason=measured.reason,
-    )  # fmt: skip
+        high=measured.high / top if measured.high is not None else None,
+        reason=measured.reason,
+    )

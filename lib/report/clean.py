@@ -20,7 +20,7 @@ _BLOCKS = "blockquote dd details div dl dt figcaption figure h1 h2 h3 h4 h5 h6 h
 _INLINE = "a abbr b bdi br code del em i img kbd q s small span strong sub sup u"
 _TABLE = "caption col colgroup table tbody td tfoot th thead tr"
 _TAGS = frozenset(f"{_BLOCKS} {_INLINE} {_TABLE}".split())
-_ID = re.compile(r"(verdict|trial|prediction)-[A-Za-z0-9_.-]+")
+_ID = re.compile(r"(?:(?:verdict|trial|prediction)-[A-Za-z0-9_.-]+|papermill-error-cell)")
 _CLASS = re.compile(r"[A-Za-z0-9 _-]{0,80}")
 _DATA_IMAGE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/=\s]+")
 _NO_SOURCE = re.compile(r"<img\b(?![^>]*\ssrc=)[^>]*>")
@@ -38,6 +38,7 @@ def safe_link(url: str) -> bool:
 
 
 def _allowed(tag: str, name: str, value: str) -> bool:
+    value = html.unescape(value)  # as a browser will read it
     if name in _PLAIN_ATTRIBUTES:
         return True
     if name == "class":
@@ -164,7 +165,6 @@ def clean_svg(svg: str, alt: str, prefix: str, themed: bool = False) -> str:
         svg: what matplotlib (or anything else) wrote.
         alt: what the picture shows, for those who don't see it.
         prefix: put before each id, so that pictures on one page don't take each other's parts.
-
         themed: let the workbook's own colours follow the page's theme.
 
     Raises:

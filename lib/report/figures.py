@@ -199,7 +199,7 @@ def _nothing(title: str, reason: str) -> Chart:
     figure = _chart(7.0, 0.8)
     axes = figure.add_subplot()
     axes.set_axis_off()
-    axes.text(0.0, 0.5, f"{title}: {reason}", va="center", color=SOFT)
+    axes.text(0.0, 0.5, f"{_label(title, 120)}: {_label(reason)}", va="center", color=SOFT)
     return _finished(figure, f"{title}: {reason}.")
 
 
@@ -253,7 +253,7 @@ def throughput_latency(
             axes.set_xticks(ticks, [number_text(int(tick)) for tick in ticks])
             axes.set_xticks([], minor=True)
             axes.set_xlabel("requests at once (C)")
-            axes.set_title(f"{heading} ({shown_unit})")
+            axes.set_title(_label(f"{heading} ({shown_unit})"))
             highest = max([top * scale, *((p.high or 0.0) * scale for ps in drawn.values() for _, p in ps)])
             if key == "output_tokens_per_s" and ceiling is not None:
                 measured = _measured(ceiling, unit)
@@ -282,7 +282,7 @@ def throughput_latency(
                 words.append(f"{heading}{' of ' + name if name else ''} by concurrency: {listed}")
         _legend(figure, series)
         if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize=10)
+            figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
     return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
 
 
@@ -305,7 +305,8 @@ def difference_by_position(
     Args:
         buckets: mappings or records with `first` and `last` (token positions; or a `label`), `mean` (a `Measured` or a
             number in `unit`) and, for several series in one list, `series`; or a mapping name -> buckets.
-        limits: thresholds in `unit`; a single number stands for plus and minus that number.
+        limits: thresholds in `unit`; a single positive number stands for plus and minus that number, a single negative
+            one for itself (a limit on one side).
         unit: unit of the differences.
         ylabel: what the differences are.
         title: one line above the figure.
@@ -323,7 +324,7 @@ def difference_by_position(
         return _nothing(title or "Difference by position", "no bucket was measured")
     drawn_limits: list[float] = []
     if isinstance(limits, (int, float)):
-        drawn_limits = [abs(limits), -abs(limits)]
+        drawn_limits = [limits, -limits] if limits > 0 else [limits]
     elif limits is not None:
         drawn_limits = list(limits)
     words = []
@@ -347,10 +348,10 @@ def difference_by_position(
         axes.set_xlim(-0.5, len(ordered) - 0.5)
         axes.margins(y=0.15)
         axes.set_xlabel("position in the context (tokens)")
-        axes.set_ylabel(f"{ylabel} ({unit})" if len(ylabel) < 24 else f"{ylabel}\n({unit})")
+        axes.set_ylabel(f"{_label(ylabel)}{' ' if len(ylabel) < 24 else chr(10)}({_label(unit)})")
         _legend(figure, series)
         if title:
-            axes.set_title(title)
+            axes.set_title(_label(title, 120))
     return _finished(figure, (f"{title}. " if title else "") + f"{ylabel} by token position. " + ". ".join(words) + ".")
 
 
@@ -419,7 +420,7 @@ def startup_phases(phases: Iterable[Any], deadline_s: float | None = None, *, ti
         if deadline_s is not None:
             _limit_line(axes, deadline_s, f"deadline {number_text(deadline_s)} s", vertical=True)
         if title:
-            axes.set_title(title, pad=14 if deadline_s is not None else None)
+            axes.set_title(_label(title, 120), pad=14 if deadline_s is not None else None)
     words = [f"{launch + ', ' if launch else ''}{phase}: {shown(m).text(with_n=False)}" for launch, phase, _, m in rows]
     if deadline_s is not None:
         words.append(f"deadline {number_text(deadline_s)} s")
@@ -474,10 +475,10 @@ def acceptance(
         axes.set_yticks(range(len(listed)), [_label(label) for label, *_ in listed])
         axes.set_ylim(len(listed) - 0.5, -0.5)
         axes.set_xlim(0, largest * 1.2)
-        axes.set_xlabel(xlabel)
+        axes.set_xlabel(_label(xlabel, 80))
         if limit is not None:
             _limit_line(axes, limit, f"{number_text(limit)}: {_label(limit_label)}", vertical=True)
             words.append(f"threshold {number_text(limit)} ({limit_label})")
         if title:
-            axes.set_title(title, pad=16 if limit is not None else None)
+            axes.set_title(_label(title, 120), pad=16 if limit is not None else None)
     return _finished(figure, (f"{title}. " if title else "") + f"{xlabel}. " + "; ".join(words) + ".")

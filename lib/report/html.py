@@ -7,6 +7,7 @@ or text that they leave.
 
 from __future__ import annotations
 
+import functools
 import html
 import importlib
 import json
@@ -39,6 +40,7 @@ IMAGE_CHARACTERS = 200_000
 
 _WIDGET = "application/vnd.jupyter.widget-view+json"
 _SILENT = ("application/javascript", "text/vnd.mermaid")
+_PROGRESS = re.compile(r"[^\n]{0,80}?\d+%\|")
 _PLAIN_TOKEN = re.compile(r'<span class="[nopwlgeb][a-z0-9]*">([^<]*)</span>')
 _HEADING = re.compile(r"<h([1-6])>(.*?)</h\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
@@ -125,9 +127,23 @@ class _Page:
         return markup
 
 
+@functools.cache
+def _pygments() -> tuple[Any, Any]:
+    return get_lexer_by_name("ipython3"), HtmlFormatter(nowrap=True)
+
+
+@functools.cache
+def _exporter() -> _PageExporter:
+    """One exporter for all pages: its templates are compiled once."""
+    basedir = str(Path(__file__).parent / "templates")
+    exporter = _PageExporter(template_name="notebook", extra_template_basedirs=[basedir])
+    exporter.preprocessors = []
+    return exporter
+
+
 def _highlighted(code: str) -> str:
     """Python code as HTML with few classes: k(eyword), s(tring), c(omment), m (number)."""
-    marked = highlight(code, get_lexer_by_name("ipython3"), HtmlFormatter(nowrap=True))
+    marked = highlight(code, *_pygments())
     return f"<pre>{visible_html(_PLAIN_TOKEN.sub(lambda match: match[1], marked).rstrip())}</pre>"
 
 
@@ -230,6 +246,8 @@ def _data(output: Any, page: _Page) -> str:
             return _raster(output, mime, page)
     if _WIDGET in data:
         plain = str(data.get("text/plain", "")).strip()
+        if _PROGRESS.match(plain):
+            return _folded("progress bar, as it was when it appeared", _text(plain, page))
         note = '<p class="note">An interactive control stands here in the live notebook; this is what it leaves:</p>'
         return note + (_text(plain, page) if plain else "<pre>(no text)</pre>")
     if "text/html" in data:
@@ -298,8 +316,11 @@ def _prepare(notebook: Any, page: _Page) -> None:
                 "outputs": _outputs(cell, page),
                 "failed": failed,
             }
+            cell.outputs = []
         else:
             cell.metadata.page = {"html": escaped(shortened(cell.source, TEXT_CHARACTERS))}
+        cell.source = ""  # all that is shown stands in the metadata now; what is left need not be copied
+        cell.attachments = {}
 
 
 def render_notebook(
@@ -328,16 +349,17 @@ def render_notebook(
         UnreadableFile: no notebook can be read from `ipynb_path`.
     """
     source, target = Path(ipynb_path), Path(html_path)
+    page = _Page(page_bytes, source.name)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             notebook = nbformat.reads(source.read_text(encoding="utf-8", errors="surrogatepass"), as_version=4)
-    except (OSError, UnicodeError) as error:
+        _prepare(notebook, page)
+    except OSError as error:
         raise UnreadableFile(f"a notebook at {source}", str(error), "run the notebook again") from None
-    except (nbformat.reader.NotJSONError, ValueError, AttributeError, KeyError, TypeError) as error:
-        raise UnreadableFile(f"a notebook at {source}", shortened(str(error), 200, ""), "run it again") from None
-    page = _Page(page_bytes, source.name)
-    _prepare(notebook, page)
+    except (nbformat.ValidationError, ValueError, AttributeError, KeyError, TypeError) as error:
+        found = " ".join(shortened(str(error), 200, "").split())
+        raise UnreadableFile(f"a notebook at {source}", found, "run the notebook again") from None
     if not page.has_title:
         banner = f"<h1>{escaped(title)}</h1>{banner}"
     link = f'<a href="{escaped(up[0])}">← {escaped(up[1])}</a>' if up else ""
@@ -351,10 +373,6 @@ def render_notebook(
             "banner": banner,
         }
     }
-    exporter = _PageExporter(
-        template_name="notebook", extra_template_basedirs=[str(Path(__file__).parent / "templates")]
-    )
-    exporter.preprocessors = []
-    text, _ = exporter.from_notebook_node(notebook, resources)
+    text, _ = _exporter().from_notebook_node(notebook, resources)
     there = existing_below(target.parent)
     return write_page(target, unlinked(text, lambda href: there(href) or (up is not None and href == up[0])))

@@ -9,21 +9,42 @@ from lib.report.tables import Table, table
 
 #: Resolved arguments that a reader looks for first; the rest is in the raw server_info.json.
 SHOWN = (
-    "attention_backend", "prefill_attention_backend", "decode_attention_backend", "moe_runner_backend", "sampling_backend",
-    "fp4_gemm_runner_backend", "quantization", "kv_cache_dtype", "tp_size", "mem_fraction_static", "max_total_tokens",
-    "max_running_requests", "context_length", "speculative_algorithm", "device",
-)  # fmt: skip
+    "attention_backend",
+    "prefill_attention_backend",
+    "decode_attention_backend",
+    "moe_runner_backend",
+    "sampling_backend",
+    "fp4_gemm_runner_backend",
+    "quantization",
+    "kv_cache_dtype",
+    "tp_size",
+    "mem_fraction_static",
+    "max_total_tokens",
+    "max_running_requests",
+    "context_length",
+    "speculative_algorithm",
+    "device",
+)
 
 
 def provenance_table(provenance: Provenance) -> Table:
     """What runs this notebook: commit, Python, parameters, machine."""
     commit = provenance.commit or "not a git checkout"
     rows = [
-        ("workbook", f"{provenance.workbook_version}, commit {commit[:12]}{' with local changes' if provenance.dirty else ''}"),
+        (
+            "workbook",
+            f"{provenance.workbook_version}, commit {commit[:12]}{' with local changes' if provenance.dirty else ''}",
+        ),
         ("Python of the notebooks", f"{provenance.python}, packages {provenance.packages_sha256[:12]}"),
         ("parameters", f"{provenance.params_sha256[:12]}"),
-        ("machine", f"{provenance.host.get('cpu')}, {provenance.host.get('cpu_cores')} cores, {provenance.host.get('os')}"),
-        ("GPUs", ", ".join(g["name"] for g in provenance.host.get("gpus", [])) or str(provenance.host.get("gpus_reason"))),
+        (
+            "machine",
+            f"{provenance.host.get('cpu')}, {provenance.host.get('cpu_cores')} cores, {provenance.host.get('os')}",
+        ),
+        (
+            "GPUs",
+            ", ".join(g["name"] for g in provenance.host.get("gpus", [])) or str(provenance.host.get("gpus_reason")),
+        ),
     ]
     return table([{"what": what, "value": value} for what, value in rows], caption="What runs this notebook")
 
@@ -33,10 +54,16 @@ def identity_table(identities: Sequence[ServerIdentity]) -> Table:
     rows = []
     for one in identities:
         shown = [f"{key}={one.resolved_args[key]}" for key in SHOWN if one.resolved_args.get(key) not in (None, "")]
-        rows.append({
-            "launch": one.launch_id, "origin": one.origin, "SGLang": one.sglang_version, "pid": one.pid,
-            "ready after": f"{one.ready_s:.1f} s" if one.ready_s is not None else "not ready",
-            "model": f"{one.served_model_name or one.model.get('path', '')} ({str(one.model.get('sha256', ''))[:12]})",
-            "resolved": ", ".join(shown) or "(never answered)", "fingerprint": one.fingerprint[:12],
-        })  # fmt: skip
+        rows.append(
+            {
+                "launch": one.launch_id,
+                "origin": one.origin,
+                "SGLang": one.sglang_version,
+                "pid": one.pid,
+                "ready after": f"{one.ready_s:.1f} s" if one.ready_s is not None else "not ready",
+                "model": f"{one.served_model_name or one.model.get('path', '')} ({str(one.model.get('sha256', ''))[:12]})",
+                "resolved": ", ".join(shown) or "(never answered)",
+                "fingerprint": one.fingerprint[:12],
+            }
+        )
     return table(rows, caption="The servers behind this notebook's numbers", empty="no server was launched")

@@ -347,21 +347,26 @@ def _counts(notebooks: Iterable[Notebook]) -> list[tuple[str, str, int]]:
     return [(status.value, MARKS[status], counted[status]) for status in Status if counted[status]]
 
 
-def _files(folder: Path, notebooks: Sequence[Notebook]) -> Table:
-    rows = []
-    if (folder / "result.json").is_file():
-        rows.append({"what": "index of the run", "file": _link("result.json")})
+def _files(folder: Path, notebooks: Sequence[Notebook]) -> tuple[Table, str]:
+    """The run's files, and how many raw ones there are."""
+    rows: list[dict[str, Any]] = []
     for one in notebooks:
         result = _file_of(folder, None, one.number, ".result.json")
-        kinds = (("page", folder / one.page if one.page else None), ("notebook", one.ipynb), ("result", result))
-        for kind, path in kinds:
-            if path is not None:
-                rows.append({"what": f"{one.number} {kind}", "file": _link(path.name)})
+        rows.append(
+            {
+                "notebook": one.number,
+                "page": _link(one.page) if one.page else None,
+                "executed notebook": _link(one.ipynb.name) if one.ipynb else None,
+                "record": _link(result.name) if result else None,
+            }
+        )
+    run: dict[str, Any] = {"notebook": "the whole run", "page": _link("index.html"), "executed notebook": None}
+    rows.append({**run, "record": _link("result.json") if (folder / "result.json").is_file() else None})
     raw = folder / "raw"
     if raw.is_dir():
         count = sum(1 for path in raw.rglob("*") if path.is_file())
-        rows.append({"what": f"raw evidence, {count:,} files", "file": _link("raw")})
-    return table(rows)
+        return table(rows), f"{count:,}"
+    return table(rows), ""
 
 
 def _index(
@@ -426,6 +431,7 @@ def _index(
         ("skipped", "not done"),
         ("files", "files"),
     )
+    files, raw_files = _files(folder, notebooks)
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent / "templates"), autoescape=True)
     return environment.get_template("index.html.j2").render(
         title=visible_text(f"{profile}: {run_id}"),
@@ -452,7 +458,8 @@ def _index(
                 empty="nothing was left out",
             )
         ),
-        files=_html(_files(folder, notebooks)),
+        files=_html(files),
+        raw_files=raw_files,
     )
 
 

@@ -13,7 +13,7 @@ from lib.report.tables import MARKS, evidence_text, shown
 from lib.report.text import relative_href, visible_text
 
 #: What a line of the document can be: text, text with evidence, or a verdict (alone or with its notebook).
-Line = str | tuple[str, Any] | Verdict
+Line = str | tuple[Any, Any] | Verdict
 
 
 def _plain(text: str) -> str:
@@ -109,10 +109,8 @@ def state_markdown(
 
 def run_discoveries(results: Iterable[NotebookResult]) -> list[Line]:
     """Return one line a verdict of a run's notebooks, failures first, each with its evidence and result file."""
-    order = {
-        status: place for place, status in enumerate((Status.FAIL, Status.INVALID, Status.ERROR, Status.INCONCLUSIVE))
-    }
-    found = [(order.get(v.status, len(order)), one.notebook, v) for one in results for v in one.verdicts]
+    ranks = (Status.FAIL, Status.INVALID, Status.ERROR, Status.INCONCLUSIVE, Status.UNSUPPORTED, Status.PASS)
+    order = {status: place for place, status in enumerate(ranks)}
+    found = [(order[v.status], one.notebook, v) for one in results for v in one.verdicts]
     found.sort(key=lambda entry: entry[:2])
-    lines: list[Line] = [(verdict, f"{notebook}.result.json") for _, notebook, verdict in found]
-    return lines
+    return [(verdict, f"{notebook}.result.json") for _, notebook, verdict in found]

@@ -211,7 +211,7 @@ class Column:
     def heading(self) -> str:
         """The title, with the shown unit."""
         title = self.title or self.key.replace("_", " ")
-        return f"{title} ({self.show})" if self.show else title
+        return visible_text(f"{title} ({self.show})" if self.show else title)
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,7 @@ class Table:
         )
 
     def _kind(self, index: int) -> str:
-        kinds = {row[index].kind for row in self.rows if row[index].text != NOTHING}
+        kinds = {row[index].kind for row in self.rows if not row[index].text.startswith(NOTHING)}
         return kinds.pop() if len(kinds) == 1 else "text"
 
     def _repr_markdown_(self) -> str:
@@ -383,10 +383,15 @@ class Table:
         """Return the table as CSV, cells as they are shown; a cell that a spreadsheet would run is quoted as text."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.headings)
+        writer.writerow([_inert(heading) for heading in self.headings])
         for row in self.rows:
-            writer.writerow([f"'{cell.text}" if cell.text[:1] in ("=", "+", "@") else cell.text for cell in row])
+            writer.writerow([_inert(cell.text) for cell in row])
         return out.getvalue()
+
+
+def _inert(text: str) -> str:
+    """A cell that a spreadsheet would take for a formula, marked as text."""
+    return f"'{text}" if text[:1] in ("=", "+", "@", "\t") or (text[:1] == "-" and not text[1:2].isdigit()) else text
 
 
 def _markdown_cell(text: str) -> str:

@@ -35,8 +35,13 @@ def read_answer(raw: Any, expect: str | None) -> Answer:
     meta = raw["meta_info"]
     text = str(raw["text"])
     return Answer(
-        text=text, expect=expect, correct=None if expect is None else text.startswith(expect), degenerate=degenerate(text),
-        prompt_tokens=meta.get("prompt_tokens"), completion_tokens=meta.get("completion_tokens"), e2e_s=meta.get("e2e_latency"),
+        text=text,
+        expect=expect,
+        correct=None if expect is None else text.startswith(expect),
+        degenerate=degenerate(text),
+        prompt_tokens=meta.get("prompt_tokens"),
+        completion_tokens=meta.get("completion_tokens"),
+        e2e_s=meta.get("e2e_latency"),
     )
 
 

@@ -2,11 +2,11 @@
 
     python -m lib.server.extract_flags OUT.json VERSION=UNPACKED_WHEEL [VERSION=UNPACKED_WHEEL ...]
 
-Up to 0.5.13 `ServerArgs.add_cli_args` is a long list of `parser.add_argument` calls; from 0.5.14 on most flags are derived
-from annotated fields (`name: A[type, Arg(...)] = default`, `arg_groups/arg_utils.py`), from 0.5.20 on these fields are
-spread over `arg_groups/fields/`. Both forms are read. Choices are followed through constants, imports, class attributes,
-enums and small functions; a condition on an environment variable counts as false (what a server without it accepts).
-What cannot be resolved is said in the row (`unresolved`), never guessed. The result is compared with a real parser in
+Up to 0.5.13 `ServerArgs.add_cli_args` is a long list of `parser.add_argument` calls; from 0.5.14 on most flags are
+derived from annotated fields (`name: A[type, Arg(...)] = default`, `arg_groups/arg_utils.py`), later spread over
+`arg_groups/fields/`. Both forms are read. Choices are followed through constants, imports, class attributes, enums and
+small functions; a condition on an environment variable counts as false (what a server without it accepts). What cannot
+be resolved is said in the row (`unresolved`), never guessed. The result is compared with a real parser in
 tests/server/test_flags.py.
 """
 
@@ -100,7 +100,9 @@ class Module:
         try:
             self.tree = ast.parse(self.path.read_text("utf-8"))
         except (OSError, SyntaxError, UnicodeDecodeError) as error:
-            raise UnreadableFile(f"{self.path.name} of an unpacked sglang wheel as Python source", str(error)) from error
+            raise UnreadableFile(
+                f"{self.path.name} of an unpacked sglang wheel as Python source", str(error)
+            ) from error
         self.cache[self.path] = self
         for statement in self.tree.body:
             self._bind(statement)
@@ -269,9 +271,7 @@ class Extraction:
         self.classes = [server_args]
         if "_INPUT_NAMESPACES" in self.main.bindings:
             self.classes = [*self.main.name("_INPUT_NAMESPACES"), server_args]
-        adder = next(
-            s for s in server_args.node.body if isinstance(s, ast.FunctionDef) and s.name == "add_cli_args"
-        )
+        adder = next(s for s in server_args.node.body if isinstance(s, ast.FunctionDef) and s.name == "add_cli_args")
         scope: dict[str, Any] = {}
         for statement in adder.body:
             if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -330,7 +330,9 @@ class Extraction:
                 case "type":
                     row["type"] = _type_name(keyword.value)
                 case "new_flag" | "error_message":
-                    self._fill(row, {"new_flag": "use", "error_message": "error"}[keyword.arg], self.main, keyword.value, scope)
+                    self._fill(
+                        row, {"new_flag": "use", "error_message": "error"}[keyword.arg], self.main, keyword.value, scope
+                    )
                 case "const_value" | "const":
                     self._fill(row, "const", self.main, keyword.value, scope)
                 case "nargs" | "choices" | "default" | "dest" | "required":
@@ -365,7 +367,9 @@ class Extraction:
             return
         parts = note.slice.elts if isinstance(note.slice, ast.Tuple) else [note.slice]
         kind, metadata = parts[0], parts[1:]
-        arg = next((p for p in metadata if isinstance(p, ast.Call) and ast.unparse(p.func).split(".")[-1] == "Arg"), None)
+        arg = next(
+            (p for p in metadata if isinstance(p, ast.Call) and ast.unparse(p.func).split(".")[-1] == "Arg"), None
+        )
         if arg is None and not any(_is_text(p) for p in metadata):
             return
         keywords = {k.arg: k.value for k in arg.keywords if k.arg} if arg is not None else {}
@@ -444,7 +448,9 @@ def _is_text(node: ast.expr) -> bool:
 def _action(module: Module, node: ast.expr) -> str:
     text = module.value_of(node, {}) if isinstance(node, ast.Constant) else ast.unparse(node)
     if text not in ACTIONS:
-        raise BadInput(f"a known argparse action ({', '.join(ACTIONS)})", text, "add it to ACTIONS and to lib/server/flags.py")
+        raise BadInput(
+            f"a known argparse action ({', '.join(ACTIONS)})", text, "add it to ACTIONS and to lib/server/flags.py"
+        )
     return ACTIONS[text]
 
 
@@ -528,13 +534,17 @@ def table_of(extractions: Mapping[str, Extraction]) -> dict[str, Any]:
                 form["choices"] = lists.index(form["choices"])
             last = forms[-1] if forms else None
             previous = versions[versions.index(version) - 1] if versions.index(version) else None
-            if last and last["until"] == previous and {k: v for k, v in last.items() if k not in ("since", "until")} == form:
+            if (
+                last
+                and last["until"] == previous
+                and {k: v for k, v in last.items() if k not in ("since", "until")} == form
+            ):
                 last["until"] = version
             else:
                 forms.append({"since": version, "until": version, **form})
         flags[flag] = forms
     return {
-        "source": "sglang wheels on PyPI, sglang/srt/server_args.py and what it imports, read by lib/server/extract_flags.py",
+        "source": "sglang wheels on PyPI: sglang/srt/server_args.py and its imports, by lib/server/extract_flags.py",
         "versions": versions,
         "choices": lists,
         "flags": flags,

@@ -1,11 +1,15 @@
 """Why a server died: a table of failure signatures, and the search for the root cause among the symptoms.
 
-A dying server says many things. The first rank to fail logs a traceback, the others lose their peer, the launcher gets a
-SIGQUIT, the parent reads EOF and offers the kernel's OOM killer as a guess. Only the first of these is the cause. Each row
+A dying server says many things. The first rank to fail logs a traceback, the others lose their peer, the launcher
+gets a
+SIGQUIT, the parent reads EOF and offers the kernel's OOM killer as a guess. Only the first of these is the cause.
+Each row
 of SIGNATURES says which of the two it is (`cause` or `symptom`), so that a new failure is a new row and no new code.
 
-    Failure.failure_class     crash | bad_arguments | oom_at_startup | oom_runtime | oom_killed | hang | hang_suspected |
-                              garbage_output | numerical_nan | secondary_failure | killed_sigkill | performance_degradation
+    Failure.failure_class     crash | bad_arguments | oom_at_startup | oom_runtime | oom_killed | hang |
+    hang_suspected |
+                              garbage_output | numerical_nan | secondary_failure | killed_sigkill |
+                              performance_degradation
     Failure.outcome           the key of lib.records.OUTCOMES that a trial takes (unsupported_here for a missing device,
                               kernel or package)
 """
@@ -21,6 +25,7 @@ from pydantic import Field
 from lib.records import Record
 from lib.server.lines import Line, parse_line, seconds_between, split_messages
 from lib.server.progress import PHASES, phase_of
+from lib.server.redact import redact_object
 
 STARTUP_END = PHASES.index("ready")
 
@@ -36,10 +41,14 @@ class Quote(Record):
 class Failure(Record):
     """Why a server failed: one root cause, the symptoms around it, and what to do."""
 
-    id: str = Field(description="id of the row in SIGNATURES, or 'exception', 'unfinished_traceback', 'no_cause_in_log'")
+    id: str = Field(
+        description="id of the row in SIGNATURES, or 'exception', 'unfinished_traceback', 'no_cause_in_log'"
+    )
     failure_class: str
     outcome: str = Field(description="key of lib.records.OUTCOMES")
-    phase: str | None = Field(default=None, description="what the server was doing: 'arguments' or a name of progress.PHASES")
+    phase: str | None = Field(
+        default=None, description="what the server was doing: 'arguments' or a name of progress.PHASES"
+    )
     during_startup: bool | None = None
     cause_known: bool = Field(description="False if this log holds symptoms only")
     root_cause: str
@@ -59,7 +68,9 @@ class Failure(Record):
     exit_signal: str | None = None
     exit_seen: bool = Field(default=False, description="a line or the exit code shows that the process ended")
     out_of_memory: bool = False
-    graph_related: bool = Field(default=False, description="CUDA graphs are part of the cause, not only where it surfaced")
+    graph_related: bool = Field(
+        default=False, description="CUDA graphs are part of the cause, not only where it surfaced"
+    )
     hardware_fault: bool = False
     source: str | None = None
     versions: str | None = None
@@ -90,275 +101,665 @@ _EXC = r"^(?:[\w.]+: )?"
 SIGNATURES: tuple[Signature, ...] = (
     # ---- a device, a kernel or a package is missing on this machine
     Signature(
-        "no_gpu_driver", "active drivers", r"0 active drivers \(\[\]\)", "crash", "cause",
+        "no_gpu_driver",
+        "active drivers",
+        r"0 active drivers \(\[\]\)",
+        "crash",
+        "cause",
         "Triton finds no GPU driver: a Triton kernel was called on a machine without a GPU",
-        "use a backend without Triton kernels (on a CPU: attention_backend torch_native, no speculative decoding), or a GPU",
-        "SGLang 0.5.15.post1 on a CPU", unsupported=True,
-    ),
-    Signature(
-        "package_missing", "No package metadata was found for",
-        r"No package metadata was found for (?P<package>[\w.-]+)", "crash", "cause",
-        "the package {package} is not installed", "install {package}, or choose a backend that does not need it",
-        "SGLang 0.5.15.post1 on a CPU, attention_backend flashinfer", unsupported=True,
-    ),
-    Signature(
-        "module_missing", "No module named",
-        r"^(?:[\w.]+: )?(?:ModuleNotFoundError|ImportError): No module named '(?P<package>[\w.]+)'", "crash", "cause",
-        "the Python module {package} is not installed", "install the package that has {package}, or choose a backend without it",
-        "Python", unsupported=True,
-    ),
-    Signature(
-        "cuda_only", "CUDA",
-        r"(?:only (?:supports|supported (?:on|for)|works (?:on|with))|requires?) (?:an? )?(?:NVIDIA )?CUDA(?: device| GPU|\.|$)",
-        "crash", "cause", "the feature needs a CUDA device: {line}", "leave the feature out on this machine, or use a CUDA GPU",
-        "SGLang 0.5.15.post1 speculative_hook.py (NGRAM)", unsupported=True,
-    ),
-    Signature(
-        "needs_newer_gpu", "",
-        r"(?:is |are )?only supported on [^.]{0,80}(?:Blackwell|Hopper|SM ?\d{2,3})|Please use Blackwell and above"
-        r"|requires? (?:an? )?(?:NVIDIA )?(?:Blackwell|Hopper|SM ?\d{2,3})\+?[^.]{0,40}(?:\.|$| GPU)|does not support NVFP4 quantization",
-        "crash", "cause", "the kernel does not exist for this GPU: {line}",
-        "choose a backend that this GPU has (the message names one), or another GPU",
-        "SGLang 0.5.16 on an H200: trtllm_mha, NVFP4 dense GEMM and MoE", unsupported=True,
-    ),
-    Signature(
-        "needs_cpu_feature", "", r"requires Intel (?:AMX|XMX)|is not supported on CPU\b|only supported on (?:AMX|CPUs with)", "crash", "cause",
-        "this CPU, or SGLang on any CPU, cannot do it: {line}", "leave the feature out on this machine", "SGLang 0.5.21 on a CPU, FP8 KV cache",
+        "use a backend without Triton kernels (on a CPU: attention_backend torch_native, no speculative decoding), "
+        "or a GPU",
+        "SGLang 0.5.15.post1 on a CPU",
         unsupported=True,
     ),
     Signature(
-        "combination_unsupported", "is not supported in", r"(?P<what>[\w -]{1,60}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
-        "crash", "cause", "{what} has no kernels in the attention backend {backend}", "choose an attention backend that has them",
-        "SGLang 0.5.21 on a CPU, NEXTN with torch_native", unsupported=True,
+        "package_missing",
+        "No package metadata was found for",
+        r"No package metadata was found for (?P<package>[\w.-]+)",
+        "crash",
+        "cause",
+        "the package {package} is not installed",
+        "install {package}, or choose a backend that does not need it",
+        "SGLang 0.5.15.post1 on a CPU, attention_backend flashinfer",
+        unsupported=True,
     ),
     Signature(
-        "no_kernel_image", "no kernel image", r"no kernel image is available for execution on the device", "crash", "cause",
+        "module_missing",
+        "No module named",
+        r"^(?:[\w.]+: )?(?:ModuleNotFoundError|ImportError): No module named '(?P<package>[\w.]+)'",
+        "crash",
+        "cause",
+        "the Python module {package} is not installed",
+        "install the package that has {package}, or choose a backend without it",
+        "Python",
+        unsupported=True,
+    ),
+    Signature(
+        "cuda_only",
+        "CUDA",
+        r"(?:only (?:supports|supported (?:on|for)|works (?:on|with))|requires?) (?:an? )?(?:NVIDIA )?CUDA(?: device|"
+        r" GPU|\.|$)",
+        "crash",
+        "cause",
+        "the feature needs a CUDA device: {line}",
+        "leave the feature out on this machine, or use a CUDA GPU",
+        "SGLang 0.5.15.post1 speculative_hook.py (NGRAM)",
+        unsupported=True,
+    ),
+    Signature(
+        "needs_newer_gpu",
+        "",
+        r"(?:is |are )?only supported on [^.]{0,80}(?:Blackwell|Hopper|SM ?\d{2,3})|Please use Blackwell and above"
+        r"|requires? (?:an? )?(?:NVIDIA )?(?:Blackwell|Hopper|SM ?\d{2,3})\+?[^.]{0,40}(?:\.|$| GPU)|does not "
+        r"support NVFP4 quantization",
+        "crash",
+        "cause",
+        "the kernel does not exist for this GPU: {line}",
+        "choose a backend that this GPU has (the message names one), or another GPU",
+        "SGLang 0.5.16 on an H200: trtllm_mha, NVFP4 dense GEMM and MoE",
+        unsupported=True,
+    ),
+    Signature(
+        "needs_cpu_feature",
+        "",
+        r"requires Intel (?:AMX|XMX)|is not supported on CPU\b|only supported on (?:AMX|CPUs with)",
+        "crash",
+        "cause",
+        "this CPU, or SGLang on any CPU, cannot do it: {line}",
+        "leave the feature out on this machine",
+        "SGLang 0.5.21 on a CPU, FP8 KV cache",
+        unsupported=True,
+    ),
+    Signature(
+        "combination_unsupported",
+        "is not supported in",
+        r"(?P<what>[\w -]{1,60}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
+        "crash",
+        "cause",
+        "{what} has no kernels in the attention backend {backend}",
+        "choose an attention backend that has them",
+        "SGLang 0.5.21 on a CPU, NEXTN with torch_native",
+        unsupported=True,
+    ),
+    Signature(
+        "no_kernel_image",
+        "no kernel image",
+        r"no kernel image is available for execution on the device",
+        "crash",
+        "cause",
         "the wheel holds no kernels for this GPU's architecture",
         "install wheels built for this GPU's compute capability (sgl-kernel, torch, flashinfer)",
-        "sgl-project/sglang#7249", unsupported=True, do_not="disabling CUDA graphs: capture is only where it surfaces first",
+        "sgl-project/sglang#7249",
+        unsupported=True,
+        do_not="disabling CUDA graphs: capture is only where it surfaces first",
     ),
     Signature(
-        "kernel_download_failed", "Failed to get checksums.txt", r"Failed to get checksums\.txt from", "crash", "cause",
+        "kernel_download_failed",
+        "Failed to get checksums.txt",
+        r"Failed to get checksums\.txt from",
+        "crash",
+        "cause",
         "FlashInfer wanted to download precompiled kernels and could not (no network, or none exist for this GPU)",
         "install flashinfer-cubin for the same version, give the host network access, or choose another MoE backend",
-        "SGLang 0.5.16 on an H200, moe_runner_backend flashinfer_trtllm", unsupported=True,
+        "SGLang 0.5.16 on an H200, moe_runner_backend flashinfer_trtllm",
+        unsupported=True,
     ),
     Signature(
-        "no_cuda_device", "",
-        r"No CUDA GPUs are available|Found no NVIDIA driver|Torch not compiled with CUDA enabled|CUDA driver version is insufficient"
+        "no_cuda_device",
+        "",
+        r"No CUDA GPUs are available|Found no NVIDIA driver|Torch not compiled with CUDA enabled|CUDA driver version "
+        r"is insufficient"
         r"|no CUDA-capable device is detected|Can(?:no|')t (?:find|detect) any (?:CUDA|GPU)|No accelerator \(CUDA",
-        "crash", "cause", "no usable GPU: {line}", "check nvidia-smi, the container's GPU access and the driver version",
-        "torch", unsupported=True,
+        "crash",
+        "cause",
+        "no usable GPU: {line}",
+        "check nvidia-smi, the container's GPU access and the driver version",
+        "torch",
+        unsupported=True,
+    ),
+    Signature(
+        "library_missing",
+        "",
+        r"cannot open shared object file|undefined symbol: |GLIBC(?:XX)?_[\d.]+' not found"
+        r"|Could not load any common_ops library",
+        "crash",
+        "cause",
+        "a compiled library is missing or does not fit the installed torch or CUDA: {line}",
+        "install wheels that were built for this torch and CUDA (sgl-kernel, flashinfer, torch)",
+        "Python, dynamic linker",
+        unsupported=True,
+    ),
+    Signature(
+        "device_ordinal",
+        "invalid device ordinal",
+        r"invalid device ordinal",
+        "crash",
+        "cause",
+        "fewer GPUs are visible than the launch needs",
+        "compare --tp-size x --pp-size with nvidia-smi and CUDA_VISIBLE_DEVICES",
+        "CUDA",
+        phase="distributed_init",
+        unsupported=True,
     ),
     # ---- the command line
     Signature(
-        "invalid_choice", "invalid choice", r"error: argument (?P<flag>--?[\w/,-]+): invalid choice: '?(?P<value>[^' ]*)'?",
-        "bad_arguments", "cause", "{flag} does not know the value {value} in this version",
-        "use one of the values that the message lists", "argparse", phase="arguments",
+        "invalid_choice",
+        "invalid choice",
+        r"error: argument (?P<flag>--?[\w/,-]+): invalid choice: '?(?P<value>[^' ]*)'?",
+        "bad_arguments",
+        "cause",
+        "{flag} does not know the value {value} in this version",
+        "use one of the values that the message lists",
+        "argparse",
+        phase="arguments",
     ),
     Signature(
-        "unrecognized_arguments", "unrecognized arguments", r"error: unrecognized arguments: (?P<flag>.{1,200})",
-        "bad_arguments", "cause", "this version has no argument {flag}",
-        "remove it or use the name of this version (0.5.20 and newer dropped several aliases)", "argparse", phase="arguments",
+        "unrecognized_arguments",
+        "unrecognized arguments",
+        r"error: unrecognized arguments: (?P<flag>.{1,200})",
+        "bad_arguments",
+        "cause",
+        "this version has no argument {flag}",
+        "remove it or use the name of this version (0.5.20 and newer dropped several aliases)",
+        "argparse",
+        phase="arguments",
     ),
     Signature(
-        "argument_error", "error: ", r"^[\w ./-]{0,80}: error: (?P<flag>(?:argument |the following arguments).{1,200})",
-        "bad_arguments", "cause", "{flag}", "correct the command line", "argparse", phase="arguments",
+        "argument_error",
+        "error: ",
+        r"^[\w ./-]{0,80}: error: (?P<flag>(?:argument |the following arguments).{1,200})",
+        "bad_arguments",
+        "cause",
+        "{flag}",
+        "correct the command line",
+        "argparse",
+        phase="arguments",
     ),
     # ---- memory
     Signature(
-        "weights_leave_no_kv", "leave no GPU memory for the KV cache",
-        r"leave no GPU memory for the KV cache under --mem-fraction-static=(?P<mem_fraction_static>[\d.]+\d)", "oom_at_startup", "cause",
+        "weights_leave_no_kv",
+        "leave no GPU memory for the KV cache",
+        r"leave no GPU memory for the KV cache under --mem-fraction-static=(?P<mem_fraction_static>[\d.]+\d)",
+        "oom_at_startup",
+        "cause",
         "the weights alone fill the static budget of mem_fraction_static={mem_fraction_static}",
-        "raise --mem-fraction-static, use more GPUs or smaller weights", "SGLang 0.5.14+, sgl-project InferenceX#2128",
-        phase="allocating_kv", do_not="lowering --mem-fraction-static, as one does for an out-of-memory at run time",
+        "raise --mem-fraction-static, use more GPUs or smaller weights",
+        "SGLang 0.5.14+, sgl-project InferenceX#2128",
+        phase="allocating_kv",
+        do_not="lowering --mem-fraction-static, as one does for an out-of-memory at run time",
     ),
     Signature(
-        "no_room_for_kv", "Not enough memory", r"Not enough memory\. Please try to increase --mem-fraction-static"
+        "no_room_for_kv",
+        "Not enough memory",
+        r"Not enough memory\. Please try to increase --mem-fraction-static"
         r"(?:.*mem_fraction_static=(?P<mem_fraction_static>[\d.]+\d))?",
-        "oom_at_startup", "cause", "the weights leave no memory for the KV cache under the static fraction",
-        "raise --mem-fraction-static, use more GPUs or smaller weights", "SGLang, model_runner", phase="allocating_kv",
+        "oom_at_startup",
+        "cause",
+        "the weights leave no memory for the KV cache under the static fraction",
+        "raise --mem-fraction-static, use more GPUs or smaller weights",
+        "SGLang, model_runner",
+        phase="allocating_kv",
         do_not="lowering --mem-fraction-static",
     ),
     Signature(
-        "no_room_for_mamba", "Not enough GPU memory for hybrid",
+        "no_room_for_mamba",
+        "Not enough GPU memory for hybrid",
         r"Not enough GPU memory for hybrid(?:.*?max_mamba_cache_size=(?P<max_mamba_cache_size>-?\d+))?"
         r"(?: \(total_rest_memory=(?P<rest_gib>-?[\d.]+\d) GB, mamba_cache_per_req=(?P<per_request_mib>[\d.]+\d) MB)?",
-        "oom_at_startup", "cause", "no memory is left for the recurrent-state cache (max_mamba_cache_size={max_mamba_cache_size})",
+        "oom_at_startup",
+        "cause",
+        "no memory is left for the recurrent-state cache (max_mamba_cache_size={max_mamba_cache_size})",
         "see who else holds the GPU (nvidia-smi); then lower --max-running-requests or raise --mem-fraction-static",
-        "SGLang 0.5.16 on an H200 shared by eight servers", phase="allocating_kv",
+        "SGLang 0.5.16 on an H200 shared by eight servers",
+        phase="allocating_kv",
     ),
     Signature(
-        "negative_profile", "is larger than the profiled value",
-        r"max_total_tokens=(?P<asked_tokens>\d+) is larger than the profiled value (?P<profiled_tokens>-\d+)", "oom_at_startup", "cause",
-        "weights leave no room for the KV cache under the static fraction (profiled {profiled_tokens} tokens, a shortage)",
-        "raise --mem-fraction-static, use more GPUs or smaller weights", "sgl-project/sglang#7691", phase="allocating_kv",
+        "negative_profile",
+        "is larger than the profiled value",
+        r"max_total_tokens=(?P<asked_tokens>\d+) is larger than the profiled value (?P<profiled_tokens>-\d+)",
+        "oom_at_startup",
+        "cause",
+        "weights leave no room for the KV cache under the static fraction (profiled {profiled_tokens} tokens, a "
+        "shortage)",
+        "raise --mem-fraction-static, use more GPUs or smaller weights",
+        "sgl-project/sglang#7691",
+        phase="allocating_kv",
         do_not="changing --max-total-tokens: it is not the limit here",
     ),
     Signature(
-        "oom_killer", "",
-        r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory|oom_reaper: reaped|OOMKilled|status=9/KILL.*oom|Failed with result 'oom-kill'",
-        "oom_killed", "cause", "the kernel's OOM killer ended a process: host memory, not GPU memory",
-        "give the container or unit more memory, load weights without a second copy in RAM, check shared memory", "Linux kernel, systemd",
+        "gpu_occupied",
+        "memory capacity is unbalanced",
+        r"The memory capacity is unbalanced",
+        "crash",
+        "cause",
+        "the GPUs do not have the same free memory: another process holds some of it",
+        "end the process that holds GPU memory (nvidia-smi), e.g. what a killed server left behind",
+        "SGLang model_runner",
+        phase="distributed_init",
     ),
     Signature(
-        "retract_failed", "even after retracting", r"Out of memory even after retracting all other requests", "oom_runtime", "cause",
-        "one request alone does not fit into the KV pool", "lower --context-length or raise the pool (KV dtype, fraction, GPUs)",
-        "SGLang scheduler", phase="serving",
+        "vllm_no_cache_blocks",
+        "",
+        r"No available memory for the cache blocks|is larger than the available KV cache memory"
+        r"|is less than desired GPU memory utilization",
+        "oom_at_startup",
+        "cause",
+        "vLLM has no room for the KV cache: {line}",
+        "raise gpu_memory_utilization, lower max_model_len, use more GPUs; see who else holds the GPU",
+        "vLLM",
+        phase="allocating_kv",
     ),
     Signature(
-        "pool_out_of_memory", "out of memory",
-        r"^(?:Prefill|Decode) out of memory\. Try to lower your batch size|^Out of memory\. Try to lower|alloc_req_slots runs out of memory",
-        "oom_runtime", "cause", "the token pool ran out: {line}",
-        "lower --max-running-requests or the schedule's conservativeness, or enlarge the pool", "SGLang mem_cache/common.py", phase="serving",
+        "oom_killer",
+        "",
+        r"Out of memory: Killed process|oom-kill:|Memory cgroup out of memory|oom_reaper: reaped|OOMKilled|"
+        r"status=9/KILL.*oom|Failed with result 'oom-kill'",
+        "oom_killed",
+        "cause",
+        "the kernel's OOM killer ended a process: host memory, not GPU memory",
+        "give the container or unit more memory, load weights without a second copy in RAM, check shared memory",
+        "Linux kernel, systemd",
     ),
     Signature(
-        "gpu_out_of_memory", "",
-        r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError|CUDA OOM\b|CUDA error: out of memory|cudaErrorMemoryAllocation"
+        "retract_failed",
+        "even after retracting",
+        r"Out of memory even after retracting all other requests",
+        "oom_runtime",
+        "cause",
+        "one request alone does not fit into the KV pool",
+        "lower --context-length or raise the pool (KV dtype, fraction, GPUs)",
+        "SGLang scheduler",
+        phase="serving",
+    ),
+    Signature(
+        "pool_out_of_memory",
+        "out of memory",
+        r"^(?:Prefill|Decode) out of memory\. Try to lower your batch size|^Out of memory\. Try to lower|"
+        r"alloc_req_slots runs out of memory",
+        "oom_runtime",
+        "cause",
+        "the token pool ran out: {line}",
+        "lower --max-running-requests or the schedule's conservativeness, or enlarge the pool",
+        "SGLang mem_cache/common.py",
+        phase="serving",
+    ),
+    Signature(
+        "gpu_out_of_memory",
+        "",
+        r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError|CUDA OOM\b|CUDA error: out of memory|"
+        r"cudaErrorMemoryAllocation"
         r"|CUBLAS_STATUS_ALLOC_FAILED",
-        "oom", "cause", "GPU memory ran out{tried}",
-        "lower --mem-fraction-static (what allocates here is outside the static budget), --cuda-graph-max-bs or --chunked-prefill-size",
+        "oom",
+        "cause",
+        "GPU memory ran out{tried}",
+        "lower --mem-fraction-static (what allocates here is outside the static budget), --cuda-graph-max-bs or "
+        "--chunked-prefill-size",
         "torch",
     ),
     # ---- wrong numbers
     Signature(
-        "nan", "NaN",
-        r"Assertion '?NaN detected|NaN detected! |NaN happened|NaN in the logits|Assertion `?probability tensor contains",
-        "numerical_nan", "cause", "NaN in the logits: a kernel computes wrong numbers",
-        "change the backend that computes them (MoE, FP4 GEMM, attention) or its package's version; a score of 0 is this, not the model",
-        "sgl-project/sglang#34629", do_not="reading the evaluation's score as the model's quality",
+        "nan",
+        "NaN",
+        r"Assertion '?NaN detected|NaN detected! |NaN happened|NaN in the logits|Assertion `?probability tensor "
+        r"contains",
+        "numerical_nan",
+        "cause",
+        "NaN in the logits: a kernel computes wrong numbers",
+        "change the backend that computes them (MoE, FP4 GEMM, attention) or its package's version; a score of 0 is "
+        "this, not the model",
+        "sgl-project/sglang#34629",
+        do_not="reading the evaluation's score as the model's quality",
     ),
     # ---- kernels and compilers
     Signature(
-        "too_much_shared_memory", "uses too much shared data",
-        r"uses too much shared data \((?P<asked>0x[0-9a-f]+) bytes, (?P<limit>0x[0-9a-f]+) max\)", "crash", "cause",
-        "a kernel asks for {asked_bytes} bytes of static shared memory, the GPU has {limit_bytes}: a compile-time limit, not GPU memory",
-        "use a version or backend whose kernel fits this GPU", "sgl-project/sglang#25484", phase="compiling_kernels",
+        "too_much_shared_memory",
+        "uses too much shared data",
+        r"uses too much shared data \((?P<asked>0x[0-9a-f]+) bytes, (?P<limit>0x[0-9a-f]+) max\)",
+        "crash",
+        "cause",
+        "a kernel asks for {asked_bytes} bytes of static shared memory, the GPU has {limit_bytes}: a compile-time "
+        "limit, not GPU memory",
+        "use a version or backend whose kernel fits this GPU",
+        "sgl-project/sglang#25484",
+        phase="compiling_kernels",
         do_not="treating it as out of memory",
     ),
     Signature(
-        "compile_failed", "",
-        r"NVCC compilation failed|ninja: build stopped|nvcc fatal|Could not find nvcc|nvcc: not found|No such file or directory: '[^']*nvcc'"
-        r"|CUDA_HOME environment variable is not set|Error compiling objects for extension|RuntimeError: Ninja build failed",
-        "crash", "cause", "a kernel could not be compiled on this machine: {line}",
-        "install the CUDA toolkit of torch's version, or choose a backend with ready-made kernels", "torch, flashinfer, deep_gemm",
+        "triton_out_of_resources",
+        "out of resource",
+        r"out of resources?: (?P<resource>[\w ]+?), Required: (?P<asked_bytes>\d+), Hardware limit: "
+        r"(?P<limit_bytes>\d+)",
+        "crash",
+        "cause",
+        "a Triton kernel asks for {asked_bytes} of {resource}, the GPU has {limit_bytes}: a limit of the kernel, not "
+        "GPU memory",
+        "use a backend or version whose kernel fits this GPU",
+        "Triton",
+        do_not="treating it as out of memory",
+    ),
+    Signature(
+        "cublas",
+        "CUBLAS_STATUS_",
+        r"(?P<status>CUBLAS_STATUS_(?!ALLOC_FAILED)\w+)",
+        "crash",
+        "cause",
+        "cuBLAS failed: {status}",
+        "check that torch's CUDA fits the driver and the GPU; if it follows an out-of-memory, that is the cause",
+        "cuBLAS",
+    ),
+    Signature(
+        "compile_failed",
+        "",
+        r"NVCC compilation failed|ninja: build stopped|nvcc fatal|Could not find nvcc|nvcc: not found|No such file "
+        r"or directory: '[^']*nvcc'"
+        r"|CUDA_HOME environment variable is not set|Error compiling objects for extension|RuntimeError: Ninja build "
+        r"failed",
+        "crash",
+        "cause",
+        "a kernel could not be compiled on this machine: {line}",
+        "install the CUDA toolkit of torch's version, or choose a backend with ready-made kernels",
+        "torch, flashinfer, deep_gemm",
         phase="compiling_kernels",
     ),
     Signature(
-        "shape_mismatch", "must match the size of tensor b",
-        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)", "crash", "cause",
+        "shape_mismatch",
+        "must match the size of tensor b",
+        r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
+        "crash",
+        "cause",
         "tensor sizes {a} and {b} do not match{packed}",
-        "check which layers the checkpoint leaves unquantized; on fused shared experts: --disable-shared-experts-fusion",
-        "sgl-project/sglang#29562", do_not="suspecting the GPU",
+        "check which layers the checkpoint leaves unquantized; on fused shared experts: "
+        "--disable-shared-experts-fusion",
+        "sgl-project/sglang#29562",
+        do_not="suspecting the GPU",
     ),
     Signature(
-        "fp4_gemm_failed", "nvfp4_scaled_mm", r"(?P<kernel>nvfp4_scaled_mm\w*\.cuh:\d+) Error", "crash", "cause",
-        "the FP4 GEMM kernel failed ({kernel})", "choose another --fp4-gemm-backend", "sgl-project/sglang#32021",
+        "fp4_gemm_failed",
+        "nvfp4_scaled_mm",
+        r"(?P<kernel>nvfp4_scaled_mm\w*\.cuh:\d+) Error",
+        "crash",
+        "cause",
+        "the FP4 GEMM kernel failed ({kernel})",
+        "choose another --fp4-gemm-backend",
+        "sgl-project/sglang#32021",
     ),
     Signature(
-        "router_weight_unsupported", "apply_router_weight_on_input", r"apply_router_weight_on_input is not supported", "crash", "cause",
+        "router_weight_unsupported",
+        "apply_router_weight_on_input",
+        r"apply_router_weight_on_input is not supported",
+        "crash",
+        "cause",
         "the automatically chosen FlashInfer MoE has no apply_router_weight_on_input, which this model needs",
-        "use a MoE backend that has it and compare its output with a known-good one", "sgl-project/sglang#34192", phase="warming_up",
-        do_not="moe_runner_backend marlin: it runs and is numerically wrong (it scales the output instead of the input)",
+        "use a MoE backend that has it and compare its output with a known-good one",
+        "sgl-project/sglang#34192",
+        phase="warming_up",
+        do_not="moe_runner_backend marlin: it runs and is numerically wrong (it scales the output instead of the "
+        "input)",
     ),
     Signature(
-        "device_assert", "device-side assert", r"device-side assert triggered", "crash", "cause",
+        "device_assert",
+        "device-side assert",
+        r"device-side assert triggered",
+        "crash",
+        "cause",
         "a kernel's own check failed on the GPU; a token id outside the vocabulary does this",
-        "look for the first assertion above; run once with CUDA_LAUNCH_BLOCKING=1; check client token ids", "SGLang 0.5.16 on an H200",
+        "look for the first assertion above; run once with CUDA_LAUNCH_BLOCKING=1; check client token ids",
+        "SGLang 0.5.16 on an H200",
     ),
     Signature(
-        "illegal_memory", "", r"illegal memory access|misaligned address|an illegal instruction was encountered|unspecified launch failure",
-        "crash", "cause", "a GPU kernel touched memory that is not its own: {line}",
-        "run once with CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph to find the kernel, then change that backend or its version", "CUDA",
+        "illegal_memory",
+        "",
+        r"illegal memory access|misaligned address|an illegal instruction was encountered|unspecified launch failure",
+        "crash",
+        "cause",
+        "a GPU kernel touched memory that is not its own: {line}",
+        "run once with CUDA_LAUNCH_BLOCKING=1 and --disable-cuda-graph to find the kernel, then change that backend "
+        "or its version",
+        "CUDA",
     ),
     Signature(
-        "hardware", "",
-        r"NVRM: Xid|uncorrectable ECC|fallen off the bus|NVLink error|hardware exception|cudaErrorECCUncorrectable|GPU is lost", "crash", "cause",
-        "the GPU reports a hardware fault: {line}", "read dmesg for Xid, take the GPU out of service", "NVIDIA", hardware_fault=True,
+        "hardware",
+        "",
+        r"NVRM: Xid|uncorrectable ECC|fallen off the bus|NVLink error|hardware exception|cudaErrorECCUncorrectable|"
+        r"GPU is lost",
+        "crash",
+        "cause",
+        "the GPU reports a hardware fault: {line}",
+        "read dmesg for Xid, take the GPU out of service",
+        "NVIDIA",
+        hardware_fault=True,
     ),
     Signature(
-        "memory_leak", "memory leak detected", r"(?P<pool>[\w ]{0,40}?) ?memory leak detected!", "crash", "cause",
-        "SGLang's own check found a leak in its {pool} accounting and stopped", "update SGLang; report it with this log", "SGLang scheduler",
-    ),
-    # ---- files, model, port
-    Signature(
-        "port_taken", "", r"[Aa]ddress already in use|Errno 98|port \d+ is (?:already )?(?:in use|occupied|not available)", "crash", "cause",
-        "the port is taken", "see who listens (ss -ltnp), stop it or take another port", "uvicorn", phase="starting_http",
-    ),
-    Signature(
-        "architecture_unknown", "",
-        r"Model architectures? .{1,120}? (?:is|are) not supported|does not recognize this architecture"
-        r"|Unrecognized (?:configuration class|model)|has no SGlang implementation",
-        "crash", "cause", "this version does not know the model's architecture: {line}", "use a version that has it", "SGLang models/registry.py",
+        "memory_leak",
+        "memory leak detected",
+        r"(?P<pool>[\w ]{0,40}?) ?memory leak detected!",
+        "crash",
+        "cause",
+        "SGLang's own check found a leak in its {pool} accounting and stopped",
+        "update SGLang; report it with this log",
+        "SGLang scheduler",
     ),
     Signature(
-        "model_not_found", "",
-        r"does not appear to have a file named|is not a local folder and is not a valid model identifier|Repository Not Found"
-        r"|LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find any model weights|No such file or directory: '[^']{1,300}(?:config\.json|\.safetensors)'",
-        "crash", "cause", "the model's files are not where the server looks: {line}", "check --model-path and the download", "transformers, SGLang",
+        "nccl",
+        "",
+        r"ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclInvalidUsage|NCCL error",
+        "crash",
+        "cause",
+        "NCCL could not start or finish a collective: {line}",
+        "run once with NCCL_DEBUG=INFO; check /dev/shm (--shm-size), the network interface and peer access",
+        "NCCL",
+    ),
+    Signature(
+        "bus_error",
+        "Bus error",
+        r"^(?:Fatal Python error: )?Bus error",
+        "crash",
+        "cause",
+        "a bus error: shared memory is full, or a mapped file ended early",
+        "enlarge /dev/shm (--shm-size), check the model's files",
+        "Linux",
+    ),
+    Signature(
+        "segfault",
+        "",
+        r"^(?:Fatal Python error: )?Segmentation fault|^!+ *Segfault encountered|segfault at [0-9a-f]+ ip",
+        "crash",
+        "cause",
+        "native code crashed (segmentation fault)",
+        "read the native stack (core dump, py-spy --native); suspect the newest kernel package",
+        "Linux",
+    ),
+    Signature(
+        "gated_model",
+        "",
+        r"401 Client Error|403 Client Error|[Gg]ated repo|Access to model .{1,200} is restricted",
+        "crash",
+        "cause",
+        "the model hub refuses access to the model",
+        "accept the model's licence there and set a token",
+        "huggingface_hub",
         phase="loading_weights",
     ),
     Signature(
-        "shard_corrupt", "", r"Error while deserializing header|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|IncompleteBuffer", "crash", "cause",
-        "a safetensors file is truncated or damaged", "download it again and compare checksums", "safetensors", phase="loading_weights",
+        "remote_code",
+        "trust_remote_code",
+        r"(?:requires|contains custom code|set the option) .{0,200}trust_remote_code",
+        "crash",
+        "cause",
+        "the model brings its own code, which is not trusted",
+        "read that code, then set --trust-remote-code",
+        "transformers",
+        phase="arguments",
+    ),
+    # ---- files, model, port
+    Signature(
+        "port_taken",
+        "",
+        r"[Aa]ddress already in use|Errno 98|port \d+ is (?:already )?(?:in use|occupied|not available)",
+        "crash",
+        "cause",
+        "the port is taken",
+        "see who listens (ss -ltnp), stop it or take another port",
+        "uvicorn",
+        phase="starting_http",
     ),
     Signature(
-        "disk_full", "No space left on device", r"No space left on device", "crash", "cause", "a disk or /dev/shm is full",
-        "free space, or give the container more shared memory (--shm-size)", "Linux",
+        "architecture_unknown",
+        "",
+        r"Model architectures? .{1,120}? (?:is|are) not supported|does not recognize this architecture"
+        r"|Unrecognized (?:configuration class|model)|has no SGlang implementation",
+        "crash",
+        "cause",
+        "this version does not know the model's architecture: {line}",
+        "use a version that has it",
+        "SGLang models/registry.py",
+    ),
+    Signature(
+        "model_not_found",
+        "",
+        r"does not appear to have a file named|is not a local folder and is not a valid model identifier|Repository "
+        r"Not Found"
+        r"|LocalEntryNotFoundError|OfflineModeIsEnabled|Cannot find any model weights|No such file or directory: "
+        r"'[^']{1,300}(?:config\.json|\.safetensors)'",
+        "crash",
+        "cause",
+        "the model's files are not where the server looks: {line}",
+        "check --model-path and the download",
+        "transformers, SGLang",
+        phase="loading_weights",
+    ),
+    Signature(
+        "shard_corrupt",
+        "",
+        r"Error while deserializing header|HeaderTooLarge|InvalidHeader|MetadataIncompleteBuffer|IncompleteBuffer",
+        "crash",
+        "cause",
+        "a safetensors file is truncated or damaged",
+        "download it again and compare checksums",
+        "safetensors",
+        phase="loading_weights",
+    ),
+    Signature(
+        "disk_full",
+        "No space left on device",
+        r"No space left on device",
+        "crash",
+        "cause",
+        "a disk or /dev/shm is full",
+        "free space, or give the container more shared memory (--shm-size)",
+        "Linux",
     ),
     # ---- hangs
     Signature(
-        "nccl_watchdog", "watchdog",
-        r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d+) seconds|Watchdog caught collective operation timeout"
+        "nccl_watchdog",
+        "watchdog",
+        r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d+) seconds|Watchdog caught collective operation "
+        r"timeout"
         r"|HeartbeatMonitor.{0,60}timed out",
-        "hang", "hang", "a collective made no progress{for_seconds}: ranks wait for each other",
-        "look in the other ranks' logs for the one that stopped first; py-spy dump the schedulers", "sgl-project/sglang#1691",
+        "hang",
+        "hang",
+        "a collective made no progress{for_seconds}: ranks wait for each other",
+        "look in the other ranks' logs for the one that stopped first; py-spy dump the schedulers",
+        "sgl-project/sglang#1691",
         needs=("py-spy dumps of all ranks", "logs of all nodes from the minutes before"),
     ),
     Signature(
-        "sglang_watchdog", "atchdog timeout",
-        r"[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<seconds>[\d.]+)(?:, self\.soft=False)?\)", "hang", "hang",
+        "sglang_watchdog",
+        "atchdog timeout",
+        r"[Ww]atchdog timeout \(self\.watchdog_timeout=(?P<seconds>[\d.]+)(?:, self\.soft=False)?\)",
+        "hang",
+        "hang",
         "a forward pass made no progress{for_seconds}: this rank waits, often for a peer that has died",
-        "look at the ranks and nodes that stopped first; this rank is usually a victim", "sgl-project/sglang#32021",
+        "look at the ranks and nodes that stopped first; this rank is usually a victim",
+        "sgl-project/sglang#32021",
         needs=("the other nodes' logs", "finish times of all ranks"),
     ),
     Signature(
-        "health_no_heartbeat", "Health check failed",
+        "health_no_heartbeat",
+        "Health check failed",
         r"Health check failed\. Server couldn't get a response from detokenizer for last (?P<threshold_s>\d+) seconds\."
         r"(?: tic start time: (?P<start>\d\d:\d\d:\d\d)\. last_heartbeat time: (?P<beat>\d\d:\d\d:\d\d))?",
-        "hang_suspected", "hang", "the detokenizer has not been heard of{for_seconds}",
-        "compare the gap, not the line: far above the threshold is a stall, just above it is load", "sgl-project/sglang#10856, #22511",
+        "hang_suspected",
+        "hang",
+        "the detokenizer has not been heard of{for_seconds}",
+        "compare the gap, not the line: far above the threshold is a stall, just above it is load",
+        "sgl-project/sglang#10856, #22511",
         needs=("whether requests complete", "py-spy dump of scheduler and detokenizer"),
     ),
     # ---- symptoms: something else failed first
     Signature(
-        "peer_closed", "",
-        r"Connection closed by peer|Connection reset by peer|ncclRemoteError|remote process exited|Socket Timeout|Broken pipe"
+        "peer_closed",
+        "",
+        r"Connection closed by peer|Connection reset by peer|ncclRemoteError|remote process exited|Socket Timeout|"
+        r"Broken pipe"
         r"|recvValue failed|TCPStore.{0,80}(?:failed|closed)",
-        "secondary_failure", "symptom", "another rank or node closed the connection first",
-        "read the other ranks' and nodes' logs from the same minute", "sgl-project/sglang#4205",
-        needs=("the logs of the other ranks and nodes",), do_not="disabling CUDA graphs",
+        "secondary_failure",
+        "symptom",
+        "another rank or node closed the connection first",
+        "read the other ranks' and nodes' logs from the same minute",
+        "sgl-project/sglang#4205",
+        needs=("the logs of the other ranks and nodes",),
+        do_not="disabling CUDA graphs",
     ),
     Signature(
-        "scheduler_died", "scheduler died", r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d+)\)",
-        "crash", "symptom", "a scheduler process died during initialization",
-        "look for the first traceback above; the hint about the OOM killer holds for exit code -9 only", "SGLang entrypoints/engine.py",
+        "scheduler_died",
+        "scheduler died",
+        r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d+)\)",
+        "crash",
+        "symptom",
+        "a scheduler process died during initialization",
+        "look for the first traceback above; the hint about the OOM killer holds for exit code -9 only",
+        "SGLang entrypoints/engine.py",
     ),
     Signature(
-        "subprocess_crashed", "crashed with exit code", r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d+)",
-        "crash", "symptom", "the process {process} ended with exit code {exit_code}", "look for the first traceback above", "SGLang engine",
+        "subprocess_crashed",
+        "crashed with exit code",
+        r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d+)",
+        "crash",
+        "symptom",
+        "the process {process} ended with exit code {exit_code}",
+        "look for the first traceback above",
+        "SGLang engine",
     ),
     Signature(
-        "sigquit", "sigquit", r"Received sigquit from a child process", "crash", "symptom", "a child process failed",
-        "look for the first traceback above", "SGLang engine",
+        "main_process_exited",
+        "rocess exited, code=",
+        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d+)",
+        "crash",
+        "symptom",
+        "systemd saw the main process end with {how}, status {exit_code}",
+        "read the server's own lines above",
+        "systemd",
     ),
     Signature(
-        "pipe_closed", "", r"^(?:EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError)\b", "crash", "symptom",
-        "the other end of a pipe or connection is gone", "look for the first traceback above", "Python",
+        "sigquit",
+        "sigquit",
+        r"Received sigquit from a child process",
+        "crash",
+        "symptom",
+        "a child process failed",
+        "look for the first traceback above",
+        "SGLang engine",
     ),
     Signature(
-        "engine_core_failed", "", r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed to start|encountered a fatal error)",
-        "crash", "symptom", "vLLM's engine process died", "look for the first traceback above", "vLLM",
+        "pipe_closed",
+        "",
+        r"^(?:EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError)\b",
+        "crash",
+        "symptom",
+        "the other end of a pipe or connection is gone",
+        "look for the first traceback above",
+        "Python",
+    ),
+    Signature(
+        "engine_core_failed",
+        "",
+        r"Engine core initialization failed|EngineDeadError|EngineCore (?:failed to start|encountered a fatal error)",
+        "crash",
+        "symptom",
+        "vLLM's engine process died",
+        "look for the first traceback above",
+        "vLLM",
     ),
 )
 
@@ -366,7 +767,8 @@ _COMPILED: tuple[tuple[Signature, re.Pattern[str]], ...] = tuple((row, re.compil
 _BY_ID: dict[str, Signature] = {row.id: row for row in SIGNATURES}
 
 _EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|NotFound|Unsupported))(?:: (?P<message>.*))?$"
+    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
+    r"NotFound|Unsupported))(?:: (?P<message>.*))?$"
 )
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _HIT = re.compile(r"(?P<who>[\w ]{1,60}?) hit an exception: ")
@@ -376,11 +778,26 @@ _REQUEST_TEXT = ("Receive: ", "Finish: ", "Receive OpenAI", "server_args=", "Pre
 _STACK_PHASES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), phase)
     for pattern, phase in (
-        (r"in (?:prepare_server_args|from_cli_args|__post_init__|parse_args)$|/server_args\.py|/arg_groups/", "arguments"),
+        (
+            r"in (?:prepare_server_args|from_cli_args|__post_init__|parse_args)$|/server_args\.py|/arg_groups/",
+            "arguments",
+        ),
         (r"in (?:init_torch_distributed|init_distributed_environment|initialize_model_parallel)$", "distributed_init"),
-        (r"in (?:load_model|_initialize_model|load_weights\w*|get_model|load_weights_and_postprocess)$|/model_loader/", "loading_weights"),
-        (r"in (?:alloc_memory_pool|init_memory_pools?|init_target_memory_pool|create_buffer|_init_pools)$|/mem_cache/", "allocating_kv"),
-        (r"in (?:capture|capture_one_batch_size|init_device_graphs|init_cuda_graphs?|_capture\w*)$|cuda_graph_runner|cuda_graph_setup", "capturing_graphs"),
+        (
+            r"in (?:load_model|_initialize_model|load_weights\w*|get_model|load_weights_and_postprocess)$|"
+            r"/model_loader/",
+            "loading_weights",
+        ),
+        (
+            r"in (?:alloc_memory_pool|init_memory_pools?|init_target_memory_pool|create_buffer|_init_pools)$|"
+            r"/mem_cache/",
+            "allocating_kv",
+        ),
+        (
+            r"in (?:capture|capture_one_batch_size|init_device_graphs|init_cuda_graphs?|_capture\w*)$|"
+            r"cuda_graph_runner|cuda_graph_setup",
+            "capturing_graphs",
+        ),
         (r"in (?:_execute_server_warmup|_wait_and_warmup|warmup\w*)$", "warming_up"),
         (r"in (?:event_loop_\w+|process_batch_result\w*|run_batch)$", "serving"),
     )
@@ -393,18 +810,116 @@ _TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ([KMG]iB)|while allocating (
 
 #: For a bytes prefilter: a line without any of these says nothing about a failure.
 FAILURE_NEEDLES: tuple[str, ...] = (
-    "Error", "Exception", "Traceback", "error: ", "failed", "Failed", "sigquit", "SIGTERM", "SIGINT", "atchdog", "out of memory",
-    "OOM", "oom", "NaN", "no kernel image", "Connection closed", "Connection reset", "profiled value", "even after retracting",
-    "Not enough", "crashed with", "scheduler died", "memory leak detected", "too much shared data", "nvcc", "Xid", "illegal",
-    "misaligned", "device-side", "active drivers", "lready in use", "Killed process", "No such file", "No space left", "not supported",
-    "hit an exception", "kill_process_tree", "Remaining number of requests", "uncorrectable", "ninja:", "launch failure",
-    "leave no GPU memory", "fallen off", "GPU is lost", "No module named", "No package metadata", "HeartbeatMonitor", "ncclRemote",
-    "remote process exited", "Socket Timeout", "Broken pipe", "JIT Pre-Compile", "autotune", "NVLink error", "hardware exception",
+    "Error",
+    "Exception",
+    "Traceback",
+    "error: ",
+    "failed",
+    "Failed",
+    "sigquit",
+    "SIGTERM",
+    "SIGINT",
+    "atchdog",
+    "out of memory",
+    "OOM",
+    "oom",
+    "NaN",
+    "no kernel image",
+    "Connection closed",
+    "Connection reset",
+    "profiled value",
+    "even after retracting",
+    "Not enough",
+    "crashed with",
+    "scheduler died",
+    "memory leak detected",
+    "too much shared data",
+    "nvcc",
+    "Xid",
+    "illegal",
+    "misaligned",
+    "device-side",
+    "active drivers",
+    "lready in use",
+    "Killed process",
+    "No such file",
+    "No space left",
+    "not supported",
+    "hit an exception",
+    "kill_process_tree",
+    "Remaining number of requests",
+    "uncorrectable",
+    "ninja:",
+    "launch failure",
+    "leave no GPU memory",
+    "out of resource",
+    "rocess exited, code=",
+    "egfault",
+    "egmentation fault",
+    "Bus error",
+    "NCCL error",
+    "nccl",
+    "CUBLAS_STATUS_",
+    "shared object file",
+    "undefined symbol",
+    "GLIBC",
+    "common_ops",
+    "unbalanced",
+    "invalid device ordinal",
+    "Client Error",
+    "ated repo",
+    "is restricted",
+    "trust_remote_code",
+    "cache blocks",
+    "available KV cache memory",
+    "desired GPU memory",
+    "fallen off",
+    "GPU is lost",
+    "No module named",
+    "No package metadata",
+    "HeartbeatMonitor",
+    "ncclRemote",
+    "remote process exited",
+    "Socket Timeout",
+    "Broken pipe",
+    "JIT Pre-Compile",
+    "autotune",
+    "NVLink error",
+    "hardware exception",
 )
 _NEEDLE = re.compile("|".join(re.escape(n) for n in FAILURE_NEEDLES))
 
+#: Messages of these rows stand in warnings of healthy servers too: alone they count only as an exception's line.
+_ONLY_AS_EXCEPTION = frozenset(
+    (
+        "module_missing", "package_missing", "cuda_only", "needs_newer_gpu", "needs_cpu_feature",
+        "combination_unsupported", "no_cuda_device", "library_missing", "cublas", "nccl", "model_not_found",
+        "gated_model", "remote_code", "architecture_unknown", "port_taken", "shard_corrupt", "disk_full", "memory_leak",
+    )
+)  # fmt: skip
+#: Lines that say of themselves that nothing broke.
+_HARMLESS = re.compile(
+    r"\w*Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
+    r"\bwill be ignored\b"
+    r"| disabled: |OpenAIServing\w+ init failed"
+)
+
 MAX_EVENTS = 400
 _MAX_BLOCK_LINES = 2000
+
+
+#: What to do about a GPU that ran out of memory, by what the server was doing.
+_OOM_DO: dict[str, str] = {
+    "loading_weights": "the weights do not fit: more GPUs (--tp-size), a smaller quantization, and see who else holds "
+    "the GPU; --mem-fraction-static changes nothing here",
+    "allocating_kv": "pools that the budget does not count (draft model, recurrent state) do not fit: lower "
+    "--mem-fraction-static, set --max-total-tokens, or ask for fewer draft tokens and fewer state slots",
+    "capturing_graphs": "lower --cuda-graph-max-bs or --mem-fraction-static; with speculation and recurrent state, "
+    "fewer draft tokens or slots",
+    "warming_up": "lower --mem-fraction-static or --chunked-prefill-size",
+    "serving": "lower --mem-fraction-static or --chunked-prefill-size: what allocates here is outside the "
+    "static budget",
+}
 
 
 class _Event:
@@ -412,7 +927,16 @@ class _Event:
 
     __slots__ = ("line", "row", "match", "text", "where", "assertion", "phase", "fatal", "order", "loose")
 
-    def __init__(self, line: Line, row: Signature | None, match: re.Match[str] | None, text: str, phase: str | None, fatal: bool, order: int):
+    def __init__(
+        self,
+        line: Line,
+        row: Signature | None,
+        match: re.Match[str] | None,
+        text: str,
+        phase: str | None,
+        fatal: bool,
+        order: int,
+    ):
         self.line, self.row, self.match, self.text = line, row, match, text
         self.where: str | None = None
         self.assertion: str | None = None
@@ -455,6 +979,7 @@ class FailureReader:
         self._block: _Block | None = None
         self._order = 0
         self.seen_startup = False
+        self.alive = 0
 
     @property
     def open(self) -> bool:
@@ -465,6 +990,8 @@ class FailureReader:
         """Tell the reader what the server is doing (from `progress.phase_of`)."""
         if name == "stopping":
             return
+        if name == "serving":
+            self.alive = line.number
         if name == "ready":
             self.ready_line = line.number
             # What was logged before and did not stop the server was no failure of the server.
@@ -497,7 +1024,9 @@ class FailureReader:
         text = line.text
         if "Exception in ASGI application" in text:
             return
-        if text.startswith(("SIGTERM received", "Gracefully exiting")) and self.stop_line is None:
+        stopping = text.startswith(("SIGTERM received", "Gracefully exiting"))
+        stopping = stopping or (text.startswith("Stopping ") and "systemd[" in line.quote[:200])
+        if stopping and self.stop_line is None:
             self.stop_line = line
         if "JIT Pre-Compile" in text:
             self.hints["deep_gemm_precompile"] = line
@@ -505,9 +1034,13 @@ class FailureReader:
             self.hints["flashinfer_autotune"] = line
         if not _NEEDLE.search(text):
             return
+        if _HARMLESS.search(line.quote[:300]):
+            return
         row, match = _signature(text)
         exception = _EXCEPTION.match(text)
         if row is None and exception and exception.group("type").endswith("Warning"):
+            return
+        if row is not None and row.id in _ONLY_AS_EXCEPTION and not exception:
             return
         if row is None and not (exception and not line.stamped):
             if " graph failed: " in text:
@@ -579,7 +1112,15 @@ class FailureReader:
         if block is None:
             return
         row, match = _signature(text)
-        event = _Event(line._replace(rank=line.rank or block.head.rank, time=line.time or block.head.time), row, match, text, None, block.fatal, self._order)
+        event = _Event(
+            line._replace(rank=line.rank or block.head.rank, time=line.time or block.head.time),
+            row,
+            match,
+            text,
+            None,
+            block.fatal,
+            self._order,
+        )
         event.where = block.frames[-1] if block.frames else None
         if text.startswith("AssertionError"):
             event.assertion = block.code
@@ -609,7 +1150,9 @@ class FailureReader:
         if block is None:
             return
         if not block.events:
-            event = _Event(block.head, None, None, "", self._phase_of_stack(block) or block.phase, block.fatal, self._order)
+            event = _Event(
+                block.head, None, None, "", self._phase_of_stack(block) or block.phase, block.fatal, self._order
+            )
             event.where = block.frames[-1] if block.frames else None
             event.assertion = "unfinished"
             self._add(event)
@@ -641,11 +1184,13 @@ class FailureReader:
         self._close()
         fatal = [e for e in self.events if e.fatal]
         causes = [e for e in fatal if e.role == "cause"]
+        # Batches after a failed health check show that it was load, not a stall.
         hangs = [e for e in fatal if e.role == "hang"]
+        hangs = [e for e in hangs if e.row and (e.row.id != "health_no_heartbeat" or e.line.number > self.alive)]
         symptoms = [e for e in fatal if e.role == "symptom"]
         was_ready = self.ready_line is not None if ready is None else ready
         if exit_code is None:
-            codes = [int(e.match.group("exit_code")) for e in symptoms if e.match and "exit_code" in e.match.re.groupindex]
+            codes = [_exit_code(e.match) for e in symptoms if e.match and "exit_code" in e.match.re.groupindex]
             exit_code = codes[0] if codes else None
         if self.stop_line is not None:
             # What falls apart while a server is told to stop is no failure.
@@ -665,7 +1210,9 @@ class FailureReader:
             return self._failure(symptoms[0], [], symptoms[1:], exit_code, was_ready)
         return self._without_cause(exit_code, ready, symptoms)
 
-    def _failure(self, root: _Event, causes: Sequence[_Event], others: Sequence[_Event], exit_code: int | None, was_ready: bool) -> Failure:
+    def _failure(
+        self, root: _Event, causes: Sequence[_Event], others: Sequence[_Event], exit_code: int | None, was_ready: bool
+    ) -> Failure:
         row = root.row
         values = _values(root)
         ranks = [e.line.rank for e in sorted(causes or [root], key=lambda e: e.order) if e.line.rank]
@@ -675,7 +1222,11 @@ class FailureReader:
             startup = phase == "arguments" or (phase in PHASES and PHASES.index(phase) < STARTUP_END)
         if self.ready_line is not None and (self.ready_line < root.line.number):
             startup = False
-            phase = row.phase if row and row.phase and row.phase not in PHASES[:STARTUP_END] else (phase if phase == "compiling_kernels" else "serving")
+            phase = (
+                row.phase
+                if row and row.phase and row.phase not in PHASES[:STARTUP_END]
+                else (phase if phase == "compiling_kernels" else "serving")
+            )
         failure_class = row.failure_class if row else "crash"
         if failure_class == "oom":
             failure_class = "oom_at_startup" if startup else "oom_runtime"
@@ -687,6 +1238,8 @@ class FailureReader:
             do = "no row of the failure table knows this exception; read the traceback"
         else:
             ident, cause, do = row.id, _fill(row.cause, root, values), _fill(row.do, root, values)
+        if ident == "gpu_out_of_memory" and phase in _OOM_DO:
+            do = _OOM_DO[phase]
         known = ident != "unfinished_traceback" and root.role == "cause"
         signal = _signal(exit_code)
         evidence = [Quote(line_no=root.line.number, line=_short(root.line.quote), rank=root.line.rank)]
@@ -702,40 +1255,74 @@ class FailureReader:
         unsupported = bool(row and row.unsupported)
         oom = failure_class in ("oom_at_startup", "oom_runtime", "oom_killed")
         return Failure(
-            id=ident, failure_class=failure_class, outcome=_outcome(failure_class, unsupported), phase=phase, during_startup=startup,
-            cause_known=known, root_cause=cause, what_to_do=do, do_not=row.do_not if row else None, unsupported_here=unsupported,
-            rank=root.line.rank, line_no=root.line.number, line=_short(root.line.quote), where=root.where, evidence=evidence,
-            symptoms=quotes, ranks_failed=list(dict.fromkeys(ranks)), values=values, needs=list(row.needs) if row else [],
-            exit_code=exit_code, exit_signal=signal, exit_seen=ended or exit_code is not None, out_of_memory=oom,
+            id=ident,
+            failure_class=failure_class,
+            outcome=_outcome(failure_class, unsupported),
+            phase=phase,
+            during_startup=startup,
+            cause_known=known,
+            root_cause=cause,
+            what_to_do=do,
+            do_not=row.do_not if row else None,
+            unsupported_here=unsupported,
+            rank=root.line.rank,
+            line_no=root.line.number,
+            line=_short(root.line.quote),
+            where=root.where,
+            evidence=evidence,
+            symptoms=quotes,
+            ranks_failed=list(dict.fromkeys(ranks)),
+            values=values,
+            needs=list(row.needs) if row else [],
+            exit_code=exit_code,
+            exit_signal=signal,
+            exit_seen=ended or exit_code is not None,
+            out_of_memory=oom,
             graph_related=bool(row and row.graph_related) or (row is None and phase == "capturing_graphs" and known),
-            hardware_fault=bool(row and row.hardware_fault), source=row.source if row else None, versions=row.versions if row else None,
+            hardware_fault=bool(row and row.hardware_fault),
+            source=row.source if row else None,
+            versions=row.versions if row else None,
         )
 
     def _without_cause(self, exit_code: int | None, ready: bool | None, symptoms: Sequence[_Event]) -> Failure | None:
         quotes = [Quote(line_no=e.line.number, line=_short(e.line.quote), rank=e.line.rank) for e in symptoms[:12]]
         startup = self.ready_line is None
         common: dict[str, Any] = {
-            "phase": self.phase, "during_startup": startup, "cause_known": False, "symptoms": quotes, "exit_code": exit_code,
-            "exit_signal": _signal(exit_code), "exit_seen": exit_code is not None,
+            "phase": "serving" if self.ready_line is not None else self.phase,
+            "during_startup": startup,
+            "cause_known": False,
+            "symptoms": quotes,
+            "exit_code": exit_code,
+            "exit_signal": _signal(exit_code),
+            "exit_seen": exit_code is not None,
         }
         if self.stop_line is not None and exit_code in (None, 0, -9, 137, -15, 143, -2, 130):
             return None  # told to stop; SGLang ends its own process tree with SIGKILL
         if exit_code in (-9, 137):
             return Failure(
-                id="sigkill", failure_class="killed_sigkill", outcome="crashes",
+                id="sigkill",
+                failure_class="killed_sigkill",
+                outcome="crashes",
                 root_cause="the process was ended by SIGKILL; who sent it is not in this log",
-                what_to_do="look for the sender: dmesg and the journal (OOM killer), the cgroup's memory.events, a supervisor's timeout",
+                what_to_do="look for the sender: dmesg and the journal (OOM killer), the cgroup's memory.events, a "
+                "supervisor's timeout",
                 do_not="concluding that memory ran out: 137 is 128 + 9 and proves SIGKILL only",
-                values={"oom_killer": "unknown"}, needs=["dmesg or the kernel journal", "memory.events of the cgroup", "the supervisor's log"], **common,
+                values={"oom_killer": "unknown"},
+                needs=["dmesg or the kernel journal", "memory.events of the cgroup", "the supervisor's log"],
+                **common,
             )
         if exit_code is not None and exit_code != 0:
             signal = _signal(exit_code)
             bad = exit_code == 2 and startup
             return Failure(
-                id="no_cause_in_log", failure_class="bad_arguments" if bad else "crash", outcome="crashes",
-                root_cause=f"the process ended with {f'signal {signal}' if signal else f'exit code {exit_code}'} and the log does not say why",
+                id="no_cause_in_log",
+                failure_class="bad_arguments" if bad else "crash",
+                outcome="crashes",
+                root_cause=f"the process ended with {f'signal {signal}' if signal else f'exit code {exit_code}'} and "
+                f"the log does not say why",
                 what_to_do="get the complete log (standard error too), the journal and, for a signal, the core dump",
-                needs=["standard error of the process", "the journal of the same minute"], **common,
+                needs=["standard error of the process", "the journal of the same minute"],
+                **common,
             )
         if ready is False and self.ready_line is None:
             hint = next(iter(self.hints.values()), None)
@@ -745,11 +1332,26 @@ class FailureReader:
             }.get(next(iter(self.hints), ""), f"it was still in the phase {self.phase or 'before its first line'}")
             evidence = [Quote(line_no=hint.number, line=_short(hint.quote), rank=hint.rank)] if hint else []
             return Failure(
-                id="not_ready_in_time", failure_class="hang", outcome="hangs", root_cause=f"not ready within the deadline: {what}",
-                what_to_do="give it more time once with the compile cache kept, and look at py-spy dump if no line is added", evidence=evidence,
-                line_no=hint.number if hint else None, line=_short(hint.quote) if hint else None, needs=["a longer deadline", "py-spy dump"], **common,
+                id="not_ready_in_time",
+                failure_class="hang",
+                outcome="hangs",
+                root_cause=f"not ready within the deadline: {what}",
+                what_to_do="give it more time once with the compile cache kept, and look at py-spy dump if no line "
+                "is added",
+                evidence=evidence,
+                line_no=hint.number if hint else None,
+                line=_short(hint.quote) if hint else None,
+                needs=["a longer deadline", "py-spy dump"],
+                **common,
             )
         return None
+
+
+def _exit_code(match: re.Match[str]) -> int:
+    """The exit code in a line; systemd writes a signal as a positive number with code=killed."""
+    code = int(match.group("exit_code"))
+    killed = match.groupdict().get("how") in ("killed", "dumped")
+    return -code if killed else code
 
 
 def _comparable(events: Sequence[_Event]) -> bool:
@@ -824,7 +1426,9 @@ def _fill(template: str, event: _Event, values: Mapping[str, object]) -> str:
         "line": _short(event.text, 240),
         "tried": f" (it asked for {float(str(tried)):.2f} GiB)" if tried is not None else "",
         "for_seconds": f" for {seconds} s" if seconds is not None else "",
-        "packed": ": one is half of the other, as when a layer is read as packed FP4 that is not" if values.get("packed") else "",
+        "packed": ": one is half of the other, as when a layer is read as packed FP4 that is not"
+        if values.get("packed")
+        else "",
     }
     known = {**values, **extra}
     return re.sub(r"\{(\w+)\}", lambda m: str(known.get(m.group(1), "not said")), template)
@@ -834,7 +1438,18 @@ def _short(text: str, limit: int = 600) -> str:
     return text if len(text) <= limit else text[: limit - 20] + " ... (cut)"
 
 
-_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
+_SIGNALS = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    11: "SIGSEGV",
+    15: "SIGTERM",
+}
 
 
 def _signal(exit_code: int | None) -> str | None:
@@ -846,9 +1461,18 @@ def _signal(exit_code: int | None) -> str | None:
 
 
 _OUTCOMES = {
-    "crash": "crashes", "bad_arguments": "crashes", "secondary_failure": "crashes", "killed_sigkill": "crashes",
-    "oom_at_startup": "out_of_memory", "oom_runtime": "out_of_memory", "oom_killed": "out_of_memory", "hang": "hangs",
-    "hang_suspected": "hangs", "garbage_output": "garbage", "numerical_nan": "numerically_off", "performance_degradation": "outside_limit",
+    "crash": "crashes",
+    "bad_arguments": "crashes",
+    "secondary_failure": "crashes",
+    "killed_sigkill": "crashes",
+    "oom_at_startup": "out_of_memory",
+    "oom_runtime": "out_of_memory",
+    "oom_killed": "out_of_memory",
+    "hang": "hangs",
+    "hang_suspected": "hangs",
+    "garbage_output": "garbage",
+    "numerical_nan": "numerically_off",
+    "performance_degradation": "outside_limit",
 }
 
 
@@ -859,7 +1483,8 @@ def _outcome(failure_class: str, unsupported: bool) -> str:
 def classify(log_or_lines: Any, exit_code: int | None = None, ready: bool | None = None) -> Failure | None:
     """Why a server failed, or None if neither its lines nor its exit code show a failure.
 
-    The root cause is the first fatal event that is not a symptom: the first rank to die, the assertion above the SIGQUIT,
+    The root cause is the first fatal event that is not a symptom: the first rank to die, the assertion above the
+    SIGQUIT,
     never the OOM-killer hint below it. Without any, the class says so (`cause_known` False).
 
     Args:
@@ -886,7 +1511,7 @@ def classify(log_or_lines: Any, exit_code: int | None = None, ready: bool | None
             if phase:
                 reader.saw_phase(phase.name, line)
             reader.feed(line)
-    return reader.finish(exit_code, ready)
+    return redact_object(reader.finish(exit_code, ready))
 
 
 def _with_exit_code(log: Any, exit_code: int | None, ready: bool | None) -> Failure | None:

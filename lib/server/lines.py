@@ -1,7 +1,10 @@
-"""What surrounds a log line's message: colours, journal and container prefixes, progress bars, time stamps and rank tags.
+"""What surrounds a log line's message: colours, journal and container prefixes, progress bars, time stamps and
+rank tags.
 
-SGLang writes `[2026-11-29 13:05:53 DP0 PP1 TP3 EP7] message` (tags only for sizes above one, none for the main process).
-Services and containers put their own prefix before it, terminals add colours, progress bars write several lines into one.
+SGLang writes `[2026-11-29 13:05:53 DP0 PP1 TP3 EP7] message` (tags only for sizes above one, none for the main
+process).
+Services and containers put their own prefix before it, terminals add colours, progress bars write several lines
+into one.
 This module only looks at text; it never opens anything.
 """
 
@@ -18,7 +21,8 @@ MAX_LINE_BYTES = 1 << 20
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
 #: `[time tags]` as SGLang's logger writes it, anywhere in the line.
 _STAMP = re.compile(
-    rb"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)((?: +(?:ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)\d+)*)\] ?"
+    rb"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
+    rb"((?: +(?:ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)\d+)*)\] ?"
 )
 #: `2026-11-29 13:05:53 ...` without brackets: SGLang under another formatter, docker and k8s time stamps.
 _PLAIN_TIME = re.compile(rb"(?<![\d\[])(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?(?!\d)")
@@ -107,12 +111,21 @@ def parse_line(number: int, raw: bytes) -> Line:
     stamp = _STAMP.search(raw, 0, 400)
     if stamp:
         rank = b" ".join(stamp.group(2).split()).decode() or None
-        return Line(number, _clock(stamp.group(1)), rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote)
+        return Line(
+            number, _clock(stamp.group(1)), rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote
+        )
     vllm = _VLLM.search(raw, 0, 400)
     if vllm:
         process = vllm.group("process")
         text = raw[vllm.end() :].decode("utf-8", "replace").rstrip()
-        return Line(number, vllm.group("time").decode(), process.decode("utf-8", "replace") if process else None, text, True, quote)
+        return Line(
+            number,
+            vllm.group("time").decode(),
+            process.decode("utf-8", "replace") if process else None,
+            text,
+            True,
+            quote,
+        )
     journal = _JOURNAL.match(raw)
     body = raw[journal.end() :] if journal else raw
     head = _PLAIN_TIME.search(body, 0, 60)
@@ -158,7 +171,8 @@ def _moment(text: str) -> datetime | None:
 def lines_of(read: Callable[[int], bytes], block_bytes: int = 1 << 20) -> Iterator[bytes]:
     """Physical lines from a `read(n)` function, in bounded memory.
 
-    One item for one physical line, so that counting items gives line numbers; a line above MAX_LINE_BYTES is cut and its
+    One item for one physical line, so that counting items gives line numbers; a line above MAX_LINE_BYTES is cut
+    and its
     rest is skipped, so that even a file of 10 GB without a newline needs two blocks of memory.
     """
     rest = b""

@@ -1,6 +1,7 @@
 """A server's log as one record: what is really running, how much fits, and why it died. Lines in, record out.
 
-`read_log` streams: a bytes prefilter passes the few lines that say something, batch lines have their own fast path, every
+`read_log` streams: a bytes prefilter passes the few lines that say something, batch lines have their own fast
+path, every
 list is bounded. It reads SGLang 0.5.10 to 0.5.23 with any rank tags, journal and container prefixes, colours, CRLF and
 progress bars, recognises a vLLM log and reads what it knows of it, and says of any other log that it is foreign.
 
@@ -22,11 +23,90 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
-
-from lib.records import Record
-from lib.server.failures import FAILURE_NEEDLES, Failure, FailureReader
-from lib.server.lines import Line, parse_line, rank_tag, seconds_between, split_messages, without_colours
+from lib.server.failures import Failure, FailureReader
+from lib.server.lines import (
+    MAX_LINE_BYTES,
+    Line,
+    parse_line,
+    rank_tag,
+    seconds_between,
+    split_messages,
+    without_colours,
+)
+from lib.server.log_records import (
+    Backend,
+    Batch,
+    Batches,
+    Capacity,
+    Graph,
+    KvPool,
+    KvSummary,
+    Launch,
+    MambaPool,
+    Notice,
+    PhaseSeen,
+    PoolPlan,
+    PoolTotal,
+    Ready,
+    ServerLog,
+    Speculation,
+    Spread,
+    Told,
+    VllmCapacity,
+    VllmSpeculation,
+    Weights,
+)
+from lib.server.log_tables import (
+    ACCEPT,
+    ARG_ALIASES,
+    BACKEND_ARGS,
+    BACKEND_ROWS,
+    COMMAND,
+    DISABLED,
+    DRAFTS_LEFT,
+    DSV4,
+    FIELDS_B,
+    FOREIGN,
+    GRAPH,
+    GRAPH_FAILED,
+    INTERESTING,
+    KV_LINE,
+    LAYER_TOKENS,
+    LEVELS,
+    LOAD_END,
+    MAMBA_LINE,
+    MAX_MODEL_LEN,
+    MOE_TRACE,
+    NEGATIVE,
+    NOTICE_NEEDS,
+    NOTICES,
+    NUM,
+    PAIR,
+    POOL_INIT,
+    POST_CAPTURE,
+    PROFILE,
+    RETRACT,
+    SAME_ARGUMENTS,
+    SPREAD,
+    STRONG,
+    SWA_LINE,
+    TARGET_LEFT,
+    USING_DTYPE,
+    VERSION_LINES,
+    VERSION_MARKS,
+    VERSION_TEXT,
+    VLLM_ARGS,
+    VLLM_BLOCKS,
+    VLLM_CONC,
+    VLLM_CONFIG,
+    VLLM_ENGINE,
+    VLLM_KV,
+    VLLM_KV_GIB,
+    VLLM_SPEC,
+    VLLM_TOO_LONG,
+    VLLM_VERSION,
+    WORDS,
+)
 from lib.server.progress import PHASES, phase_of
 from lib.server.redact import find_secrets, redact_object
 
@@ -34,552 +114,6 @@ GIB = 1 << 30
 MAX_SERIES = 2000
 MAX_FACTS = 4096
 MAX_JOIN = 3
-_SPECULATIVE_UNTOUCHED = "the target model verifies every draft token, so outputs stay the target's; only speed changes"
-
-
-class Fact(Record):
-    """Something that a log says, with the line that says it."""
-
-    line_no: int
-    line: str
-    rank: str | None = Field(default=None, description="rank tags of the line, e.g. 'DP0 TP3'; None for one rank or the main process")
-
-
-class Told(Fact):
-    """A line that says something by itself."""
-
-    text: str = ""
-    time: str | None = None
-
-
-class Backend(Fact):
-    """One choice of kernels: what was asked for and what is used."""
-
-    kind: str = Field(description="SGLang's argument name, e.g. attention_backend")
-    asked: str | None = Field(description="None: not known, or not asked for")
-    taken: str | None = Field(description="None: not known from this log")
-    known_by: str = Field(description="line | server_args | trace | not_known")
-    changed: bool | None = Field(description="taken differs from asked; None if either is not known")
-
-
-class Weights(Fact):
-    """The weights that one rank loaded."""
-
-    role: str = Field(description="target | draft")
-    gib: float | None
-    avail_gib: float | None
-    seconds: float | None
-    model_class: str | None
-    dtype: str | None = None
-    quant: str | None = None
-    quant_algo: str | None = None
-    fmt: str | None = None
-
-
-class KvPool(Fact):
-    """One KV cache pool of one rank."""
-
-    role: str = Field(description="target | draft")
-    label: str = Field(description="full | swa | the name that the log gives")
-    label_known_by: str = Field(description="line | order | default")
-    dtype: str | None
-    dtype_known_by: str = Field(description="line | arithmetic | not_known")
-    tokens: int
-    k_gib: float | None
-    v_gib: float | None
-    kv_gib: float | None = Field(description="the size of a pool without a K and V part (MLA), or K + V")
-    bytes_per_token: int | None = Field(description="the roundest value that the printed sizes allow; None if they are too coarse")
-    bytes_per_token_low: float | None
-    bytes_per_token_high: float | None
-    upper_bound: bool = Field(default=False, description="an address range is reserved; the pool is sized after graph capture")
-
-
-class PoolTotal(Fact):
-    """A line that sums up pools of one rank: never a pool of its own."""
-
-    gib: float
-    swa_tokens: int | None = None
-    full_tokens: int | None = None
-    swa_full_ratio: float | None = None
-
-
-class PoolPlan(Fact):
-    """What the server computed before it allocated."""
-
-    bytes_per_full_token: float | None = None
-    budget_gib: float | None = None
-    full_tokens: int | None = None
-    swa_tokens: int | None = None
-    available_gib: float | None = None
-    total_gpu_gib: float | None = None
-    mem_fraction_static: float | None = None
-
-
-class MambaPool(Fact):
-    """The recurrent-state pool of one rank."""
-
-    slots: int
-    conv_gib: float
-    ssm_gib: float
-    intermediate_ssm_gib: float | None = None
-    intermediate_conv_gib: float | None = None
-    total_gib: float
-    draft_tokens: int | None = Field(default=None, description="speculative positions, from the ratio of the two ssm sizes")
-
-
-class Graph(Fact):
-    """One CUDA graph capture of one rank."""
-
-    name: str
-    state: str = Field(description="begun | captured | disabled | failed")
-    seconds: float | None = None
-    gib: float | None = None
-    avail_gib: float | None = None
-    sizes: int | None = None
-    reason: str | None = None
-
-
-class Capacity(Fact):
-    """The line that a scheduler prints when it is ready."""
-
-    max_total_num_tokens: int | None = None
-    chunked_prefill_size: int | None = None
-    max_prefill_tokens: int | None = None
-    max_running_requests: int | None = None
-    context_len: int | None = None
-    available_mem_gib: float | None = None
-    memory: str | None = Field(default=None, description="gpu | cpu | npu | ...")
-
-
-class Ready(Fact):
-    """The line that says that the server answers."""
-
-    time: str | None
-    seconds_from_first_line: float | None
-
-
-class PhaseSeen(Fact):
-    """When a phase of the start began, and how long it took until the next one."""
-
-    name: str
-    time: str | None
-    seconds: float | None
-
-
-class Batch(Record):
-    """One line about a batch. `None`: the line does not say it."""
-
-    line_no: int
-    time: str | None
-    rank: str | None
-    kind: str = Field(description="decode | prefill | engine (vLLM) | acceptance (a fragment)")
-    running: int | None = None
-    queue: int | None = None
-    tokens: int | None = None
-    usage: float | None = None
-    full_tokens: int | None = None
-    full_usage: float | None = None
-    swa_tokens: int | None = None
-    swa_usage: float | None = None
-    mamba_num: int | None = None
-    mamba_usage: float | None = None
-    accept_len: float | None = None
-    accept_rate: float | None = None
-    graph: bool | None = None
-    gen_tok_s: float | None = None
-    input_tok_s: float | None = None
-    new_seqs: int | None = None
-    new_tokens: int | None = None
-    cached_tokens: int | None = None
-    pending_tokens: int | None = None
-
-
-class Spread(Record):
-    """All values of one quantity over the batch lines of one kind: exact, however many lines there were."""
-
-    n: int
-    low: float
-    high: float
-    mean: float
-    last: float
-
-
-class Batches(Record):
-    """The batch lines: exact counts and spreads, and a series that is thinned out evenly when it grows too long."""
-
-    decode_lines: int = 0
-    prefill_lines: int = 0
-    engine_lines: int = 0
-    every: int = Field(default=1, description="the series holds every n-th line")
-    series: list[Batch] = []
-    spreads: dict[str, dict[str, Spread]] = Field(default={}, description="kind -> quantity -> spread; per line, not per time")
-    max_queue: int | None = None
-    max_usage: float | None = None
-
-
-class Speculation(Fact):
-    """Speculative decoding as its lines show it, with the definition of their accept rate."""
-
-    active: bool | None = Field(description="False if no draft token was ever accepted")
-    lines: int
-    last_accept_len: float | None
-    last_accept_rate: float | None
-    rate_definition: str = Field(
-        description="drafts: (accept_len - 1) / num_steps, since 0.5.11 | tokens: accept_len / num_draft_tokens, until 0.5.10 | ambiguous | not_known"
-    )
-    num_steps: int | None = Field(default=None, description="drafts proposed per step: from the two numbers, or from server_args")
-    num_draft_tokens: int | None = None
-    known_by: str = "not_known"
-    drafts_accepted_per_step: float | None = Field(default=None, description="of the last line: accept_len - 1")
-    draft_acceptance: float | None = Field(default=None, description="accepted drafts / proposed drafts of the last line, whatever was printed")
-    quality_affected: bool = False
-    quality_why: str = _SPECULATIVE_UNTOUCHED
-    throughput_affected: bool | None = Field(default=None, description="fewer than a quarter of the drafts are accepted")
-    trend_established: bool = Field(default=False, description="a log's windows mix prefill and decode: no trend follows from them")
-    rows: list[dict[str, float]] = Field(default=[], description="the first distinct pairs (len, rate)")
-
-
-class VllmCapacity(Fact):
-    """What vLLM says about its KV cache."""
-
-    printed_tokens: int | None = None
-    printed_concurrency: float | None = None
-    max_model_len: int | None = None
-    blocks: int | None = None
-    block_size: int | None = None
-    tokens: int | None = None
-    fits: bool | None = None
-    real_token_capacity: int | None = Field(default=None, description="printed_concurrency x max_model_len")
-    consistent: bool | None = Field(default=None, description="tokens / max_model_len agrees with the printed concurrency")
-    kv_gib: float | None = None
-
-
-class VllmSpeculation(Fact):
-    """One `SpecDecoding metrics` line of vLLM."""
-
-    mean_acceptance_length: float
-    num_spec_tokens: int | None = None
-    draft_acceptance: float | None = None
-    accepted_tokens: int | None = None
-    drafted_tokens: int | None = None
-    consistent: bool | None = Field(default=None, description="1 + the sum of the per-position rates is the length")
-
-
-class Notice(Fact):
-    """A warning that matters, once, with how often and on which ranks it was seen."""
-
-    id: str
-    level: str = Field(description="info | low | medium | high | critical")
-    text: str
-    count: int = 1
-    ranks: list[str] = []
-
-
-class KvSummary(Record):
-    """The KV cache of ONE rank (all ranks hold the same number of tokens; sizes are not summed over ranks)."""
-
-    dtype: str | None
-    dtype_known_by: str
-    tokens: int | None = Field(description="capacity: the target's tokens, once")
-    target_gib_per_rank: float | None
-    draft_gib_per_rank: float | None
-    total_gib_per_rank: float | None
-    ranks_seen: int
-    ranks_differ: bool = False
-    eight_bit_without_scales: bool | None = Field(default=None, description="an 8-bit cache, and no line says that scales were loaded")
-
-
-class Launch(Record):
-    """One start of the server in this log."""
-
-    line_no: int
-    time: str | None
-    ready: bool
-    failure_class: str | None = None
-    root_cause: str | None = None
-
-
-class ServerLog(Record):
-    """Everything that a server's log says about its last launch; see the module's docstring."""
-
-    engine: str = Field(description="sglang | vllm | foreign | empty")
-    engine_why: str
-    foreign_program: str | None = None
-    version: str | None = None
-    version_known_by: str | None = Field(default=None, description="line | server_args | lines | not_known")
-    version_at_least: str | None = None
-    version_at_most: str | None = None
-    version_evidence: list[str] = []
-    lines: int = 0
-    bytes: int = 0
-    binary: bool = Field(default=False, description="the input holds bytes that no log has")
-    first_time: str | None = None
-    last_time: str | None = None
-    ranks: list[str] = []
-    tp_size: int | None = None
-    pp_size: int | None = None
-    dp_size: int | None = None
-    ep_size: int | None = None
-    command: Told | None = None
-    asked_args: dict[str, str | bool] = Field(default={}, description="arguments on the command line in the log")
-    server_args: dict[str, Any] = Field(default={}, description="resolved arguments, redacted")
-    server_args_told: Told | None = None
-    server_args_complete: bool | None = None
-    model_class: str | None = None
-    quantization: dict[str, str | None] = {}
-    quantization_told: Told | None = None
-    backends: list[Backend] = []
-    weights: list[Weights] = []
-    weights_gib_per_rank: float | None = Field(default=None, description="largest rank, target and draft; never summed over ranks")
-    slow_ranks: list[str] = Field(default=[], description="ranks that loaded their weights much later than the fastest")
-    kv_pools: list[KvPool] = []
-    pool_totals: list[PoolTotal] = []
-    pool_plans: list[PoolPlan] = []
-    mamba_pools: list[MambaPool] = []
-    kv: KvSummary | None = None
-    avail_after_pools_gib_min: float | None = None
-    avail_before_graphs_gib: float | None = None
-    last_avail_gib: float | None = None
-    memory_of_parts_gib: dict[str, float] = Field(default={}, description="largest rank's GiB by what holds it")
-    graphs: list[Graph] = []
-    graphs_enabled: bool | None = None
-    capacity: Capacity | None = None
-    slots_per_request: int | None = Field(default=None, description="recurrent-state slots per request")
-    limited_by: str | None = None
-    ready: Ready | None = None
-    phase: str | None = Field(default=None, description="the last phase that a line shows")
-    phases: list[PhaseSeen] = []
-    batches: Batches = Batches()
-    speculation: Speculation | None = None
-    retractions: int = 0
-    retracted_requests: int = 0
-    retraction_told: Told | None = None
-    http_lines: int = 0
-    vllm_capacity: list[VllmCapacity] = []
-    vllm_speculation: list[VllmSpeculation] = []
-    notices: list[Notice] = []
-    stopped: Told | None = None
-    compiling: Told | None = None
-    launches: list[Launch] = []
-    failure: Failure | None = None
-    truncated_lines: int = 0
-    dropped_facts: int = Field(default=0, description="facts beyond the bound that were counted and not kept")
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the log has the line that says so."""
-        return self.ready is not None
-
-
-# ------------------------------------------------------------------------------------------------ tables
-
-#: The first release whose server_args have a name, in order. Read from the ServerArgs of all 18 releases, 0.5.10 to 0.5.23.
-VERSION_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("0.5.11", ("batch_notify_size", "debug_cuda_graph")),
-    ("0.5.12", ("enable_forward_pass_metrics", "enable_return_indexer_topk")),
-    ("0.5.13", ("asr_max_buffer_seconds", "deepep_dispatcher_output_dtype")),
-    ("0.5.14", ("cp_strategy", "cuda_graph_backend_decode")),
-    ("0.5.15", ("bf16_gemm_backend", "dcp_size")),
-    ("0.5.16", ("default_chat_template_kwargs", "enable_flexkv")),
-    ("0.5.17", ("dcp_comm_backend", "dwdp_size")),
-    ("0.5.18", ("allowed_media_domains", "c128_page_size")),
-    ("0.5.19", ("deepep_v2_mode", "enable_layernorm_sp")),
-    ("0.5.20", ("dsv4_attn_backend", "enable_response_store")),
-    ("0.5.21", ("boundary_reduction", "cuda_graph_prefill_max_context")),
-    ("0.5.22", ("attn_dp_size", "dsa_triton_union")),
-    ("0.5.23", ("enable_amd_monokernel", "enable_paged_experts")),
-)
-#: Releases with the same arguments as the one before them.
-SAME_ARGUMENTS: dict[str, str] = {
-    "0.5.10": "0.5.10 or 0.5.10.post1, or older",
-    "0.5.12": "0.5.12 or 0.5.12.post1",
-    "0.5.13": "0.5.13 or 0.5.13.post1",
-    "0.5.15": "0.5.15 or 0.5.15.post1",
-    "0.5.23": "0.5.23 or newer",
-}
-#: (what a line holds, first release, last release) as read in the same 18 releases.
-VERSION_LINES: tuple[tuple[str, str | None, str | None], ...] = (
-    ("Using KV cache dtype: ", None, "0.5.12.post1"),
-    ("KV Cache is allocated. dtype: ", "0.5.13", None),
-    ("Full KV Cache ", "0.5.17", None),
-    ("SWA KV Cache ", "0.5.17", None),
-    ("Init torch distributed begin", None, "0.5.20"),
-    ("Init parallel begin", "0.5.21", None),
-    ("Memory baseline taken", "0.5.21", None),
-    ("Engine startup timings", "0.5.17", None),
-    ("Tree cache initialized: ", "0.5.13", None),
-    ("Init Unified Radix Cache", "0.5.18", None),
-    ("Init Unified RadixTree", "0.5.11", "0.5.17"),
-    ("SGLANG_ENABLE_SPEC_V2 has been removed", "0.5.14", "0.5.20"),
-    ("Spec v2 is enabled by default", "0.5.11", "0.5.12.post1"),
-    ("Loaded weights leave no GPU memory", "0.5.14", None),
-    ("#pending-token: ", "0.5.11", None),
-)
-
-#: (kind, pattern) with groups `asked` and `taken`; `kind_group` instead of a kind where the line names it.
-_BACKEND_ROWS: tuple[tuple[str, re.Pattern[str], str | None], ...] = tuple(
-    (kind, re.compile(pattern), asked)
-    for kind, pattern, asked in (
-        ("attention_backend", r"does not support Intel AMX, will fallback to (?P<taken>\w+) backend", "intel_amx"),
-        ("attention_backend", r"does not support Intel XMX, will fallback to (?P<taken>\w+) backend", "intel_xpu"),
-        ("attention_backend", r"FlashAttention3 only supports .*Setting attention backend to (?P<taken>\w+)", "fa3"),
-        ("attention_backend", r"(?:Setting|Switching|Changing|Overriding|setting|switching|changing|overriding) (?:the )?attention backend (?:from (?P<asked>\w+) )?to (?P<taken>\w+)", None),
-        ("attention_backend", r"Attention backend not specified\. (?:Use|Falling back to) '?(?P<taken>\w+)'?", ""),
-        ("attention_backend", r"Attention backend is (?:overridden|set) to '?(?P<taken>\w+)", None),
-        ("attention_backend", r"Use (?P<taken>\w+) as (?:default )?attention backend\b", ""),
-        ("prefill_attention_backend", r"Use (?P<taken>\w+) as default prefill attention backend", ""),
-        ("attention_backend", r"Using hybrid attention backend for decode and prefill: decode_backend=(?P<decode>\w+), prefill_backend=(?P<prefill>\w+)", None),
-        ("mm_attention_backend", r"Using (?P<taken>\w+) as multimodal attention backend", None),
-        ("mm_attention_backend", r"Multimodal attention backend not set\. Use (?P<taken>\w+)", ""),
-        ("moe_runner_backend", r"Use (?P<taken>\w+) as MoE runner backend", ""),
-        ("moe_runner_backend", r"moe_runner_backend=(?P<taken>\w+)\.?$", None),
-        ("moe_runner_backend", r"resolved --moe-runner-backend (?P<asked>\w+) -> (?P<taken>\w+)", None),
-        ("fp4_gemm_runner_backend", r"auto-selecting fp4-gemm-backend=(?P<taken>\w+)", "auto"),
-        ("linear_attn_backend", r"Linear attention kernel backend: decode=(?P<decode>\w+), prefill=(?P<prefill>\w+)", None),
-        ("gdn_kernel", r"GDN kernel dispatcher: decode=(?P<decode>\w+), extend=(?P<prefill>\w+)", None),
-        ("grammar_backend", r"[Ff]all(?:ing)? ?back to grammar_backend='?(?P<taken>\w+)", None),
-    )
-)
-_BACKEND_ARGS = (
-    "attention_backend", "decode_attention_backend", "prefill_attention_backend", "mm_attention_backend", "sampling_backend",
-    "grammar_backend", "moe_runner_backend", "moe_a2a_backend", "fp4_gemm_runner_backend", "fp8_gemm_runner_backend",
-    "bf16_gemm_backend", "linear_attn_backend", "mamba_backend", "speculative_draft_attention_backend",
-    "speculative_moe_runner_backend", "dsa_prefill_backend", "dsa_decode_backend", "nsa_prefill_backend", "nsa_decode_backend",
-)  # fmt: skip
-_ARG_ALIASES = {
-    "fp4_gemm_backend": "fp4_gemm_runner_backend", "fp8_gemm_backend": "fp8_gemm_runner_backend", "tp": "tp_size",
-    "tensor_parallel_size": "tp_size", "model": "model_path", "dp": "dp_size", "pp": "pp_size", "ep": "ep_size",
-}  # fmt: skip
-#: A MoE runner other than this one never prints this line (H200: cutlass and marlin on bf16 print it, and are not used).
-_MOE_TRACE = "Using default MoE kernel config."
-
-#: Warnings that matter: (id, level, what a line holds, what it means). Sources: FACTS 1.4, 4, 5.2; H1.md; H200.md; CPU.md.
-NOTICES: tuple[tuple[str, str, str, str], ...] = (
-    ("kv_scale_default", "medium", "Using FP8 KV cache but no scaling factors provided",
-     "printed when the flag says fp8_e4m3 while weights load, whether or not the checkpoint has scales: not proof, and its absence is not either"),
-    ("kv_scale_not_loaded", "medium", "is not loaded.", "a scale in the checkpoint has no place in this model: the cache runs with scale 1.0"),
-    ("kv_scale_loaded", "info", "Loaded KV cache scaling factors from", "scales come from a file (--quantization-param-path)"),
-    ("kv4", "high", "KV Cache might lead to a", "a 4-bit KV cache"),
-    ("kv_dtype_changed", "medium", "Setting KV cache dtype to", "the server chose the KV dtype for this architecture"),
-    ("kv_scheme_ignored", "medium", "Ignoring compressed-tensors kv_cache_scheme", "the checkpoint's KV scheme is not used"),
-    ("attention_changed", "medium", "Setting attention backend to", "the attention backend that was asked for is not used"),
-    ("fallback", "medium", "will fallback to", "something that was asked for is not used"),
-    ("truncated_input", "high", "Truncating the input", "a prompt was cut (--allow-auto-truncate)"),
-    ("rope_factor_missing", "high", "rope_scaling missing 'factor'", "RoPE scaling without its factor"),
-    ("context_beyond_model", "high", "is greater than the derived context_length", "the served context is longer than the model's"),
-    ("nan_logits", "critical", "NaN in the logits", "NaN while sampling"),
-    ("nan_detected", "critical", "NaN detected", "NaN while sampling"),
-    ("custom_all_reduce_off", "info", "is disabled because it's not supported on more than two PCIe-only GPUs", "reductions go through NCCL: expected on PCIe"),
-    ("spec_v2_env", "info", "SGLANG_ENABLE_SPEC_V2 has been removed", "the environment variable has no effect in this version"),
-    ("deprecated_flag", "low", "is deprecated and will be removed", "a name that a later version does not know"),
-    ("spec_max_running", "medium", "Max running requests is reset to", "speculative decoding without --max-running-requests serves few requests at once"),
-    ("draft_tokens_adjusted", "low", "speculative_num_draft_tokens is adjusted", "the number of draft tokens was changed"),
-    ("max_total_tokens_capped", "low", "is larger than the profiled value", "--max-total-tokens was larger than what fits"),
-    ("moe_config_default", "low", "Using default MoE kernel config", "no tuned Triton config for this GPU: slower, not less exact"),
-    ("graph_disabled", "low", "uda graph is disabled", "decode runs without CUDA graphs: slower"),
-    ("mxfp4_slow", "low", "quantization is not fully optimized yet", "slower than it could be"),
-    ("no_chat_template", "high", "No HuggingFace chat template found", "prompts are not formatted as the model was trained"),
-    ("health_slow", "high", "Health check failed", "the health check got no answer in time"),
-    ("leak", "high", "memory leak detected", "SGLang's accounting found a leak"),
-    ("grammar_off", "medium", "Cannot fall back to grammar_backend", "structured output is not available"),
-)  # fmt: skip
-#: `is not loaded.` alone is too common.
-_NOTICE_NEEDS = {"kv_scale_not_loaded": "_scale", "max_total_tokens_capped": "max_total_tokens=", "fallback": "platform"}
-LEVELS: tuple[str, ...] = ("info", "low", "medium", "high", "critical")
-
-_STRONG = {
-    "sglang": (
-        b"server_args=", b"Memory pool end. avail mem", b"KV Cache is allocated", b"The server is fired up", b"Load weight begin",
-        b"Load weight end", b"#running-req", b"#new-seq", b"sglang/srt", b"sglang serve", b"sglang.launch_server", b"sglang.srt",
-        b"hit an exception: Traceback", b"Received sigquit from a child", b"Mamba Cache is allocated", b"max_total_num_tokens=",
-        b"Using KV cache dtype: ", b"SWAKVPool ", b"bytes_per_full_token", b"accept len: ", b"_layer_tokens=", b"mem-fraction-static",
-        b"Init torch distributed", b"self.watchdog_timeout", b"sgl_kernel", b"mem_fraction_static", b"from detokenizer for last",
-        b"Capture cuda graph failed", b"SGLANG_", b"profiled value", b"sgl-workspace",
-    ),
-    "vllm": (
-        b"(APIServer pid=", b"(EngineCore", b"[kv_cache_utils.py", b"GPU KV cache size", b"GPU blocks: ", b"vllm/entrypoints",
-        b"vllm serve", b"vLLM API server", b"Initializing a V1 LLM engine", b"Initializing an LLM engine", b"SpecDecoding metrics: ",
-        b"Avg prompt throughput", b"Avg generation throughput", b"gpu_memory_utilization=", b"Maximum concurrency for", b"vllm/v1/",
-        b"VLLM_", b"init engine (profile", b"(VllmWorker",
-    ),
-}  # fmt: skip
-_FOREIGN = (
-    (b"llama_model_loader", "llama.cpp"), (b"ggml_cuda_init", "llama.cpp"), (b"llm_load_print_meta", "llama.cpp"), (b"ollama", "Ollama"),
-    (b"text_generation_launcher", "text-generation-inference"), (b"[TensorRT-LLM]", "TensorRT-LLM"), (b"lmdeploy", "LMDeploy"),
-    (b"tritonserver", "Triton Inference Server"), (b"ktransformers", "KTransformers"), (b"nginx", "nginx"), (b"kernel: ", "Linux kernel log"),
-)  # fmt: skip
-
-_WANTED: tuple[bytes, ...] = (
-    b"server_args=", b"launch_server", b"sglang serve", b"vllm serve", b"KV Cache", b"KV cache", b"KVPool", b"Mamba Cache", b"Load weight", b"Loading ",
-    b"loading shards", b"Memory pool end", b"Memory profiling", b"memory calculation", b"max_total_num_tokens=", b"aptur", b"fired up and ready",
-    b"ackend", b"accept len: ", b"Retract", b"Detected ", b"is deprecated", b"GDN kernel", b"Init ", b"Memory baseline", b"Engine startup",
-    b"Tree cache", b"Started server process", b"Application startup", b"Uvicorn running", b"_layer_tokens=", b"draft pool", b"target pool",
-    b"SpecDecoding", b"Avg generation throughput", b"GPU blocks", b"Maximum concurrency", b"profiling results", b"max seq len", b"LLM engine",
-    b"non-default args", b"version ", b"isabled because", b"Disable prefill", b"Truncating", b"rope_scaling", b"Max running requests",
-    b"draft_tokens is adjusted", b"MoE kernel config", b"fully optimized yet", b"SGLANG_ENABLE_SPEC_V2", b"chat template", b"Health check",
-    b"sampling params from", b"derived context_length", b"compressed-tensors", b"scaling factors", b"_scale", b"memory leak", b"size: ", b"avail mem=",
-    b"Spec v", b"init_threads_binding", b"Warm", b"warmup", b"kernel backend", b"sglang==", b"sglang ", b"Resolved architecture", b"cache dtype",
-)  # fmt: skip
-_INTERESTING = re.compile(b"|".join(re.escape(n) for n in dict.fromkeys((*_WANTED, *(n.encode() for n in FAILURE_NEEDLES)))))
-
-_NUM = r"-?\d+(?:\.\d+)?"
-_KV_LINE = re.compile(
-    rf"(?:(?P<label>[A-Z][\w-]*(?: [\w-]+)??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: (?:torch\.)?(?P<dtype>[\w]+), ?)?"
-    rf"#tokens: (?P<tokens>[\d,]+), (?:K size: (?P<k>{_NUM}) ?GB, V size: (?P<v>{_NUM}) ?GB|KV size: (?P<kv>{_NUM}) ?GB)"
-)
-_POST_CAPTURE = re.compile(
-    rf"Post-capture KV sizing: (?P<draft>draft )?KV cache allocated\. dtype: (?:torch\.)?(?P<dtype>\w+), #tokens: (?P<tokens>\d+), KV size: (?P<kv>{_NUM}) GB"
-)
-_SWA_LINE = re.compile(rf"SWAKVPool (?:mem usage|VA upper bound): (?P<gib>{_NUM}) GB, swa size: (?P<swa>\d+), full size: (?P<full>\d+)")
-_MAMBA_LINE = re.compile(
-    rf"Mamba Cache is allocated\. max_mamba_cache_size: (?P<slots>\d+),\s*conv_state size: (?P<conv>{_NUM}) ?GB,\s*ssm_state size: (?P<ssm>{_NUM}) ?GB"
-    rf"(?:,?\s*intermediate_ssm_state_cache size: (?P<issm>{_NUM}) ?GB)?(?:,?\s*intermediate_conv_window_cache size: (?P<iconv>{_NUM}) ?GB)?"
-)
-_LOAD_END = re.compile(r"Load weight end\.")
-_PAIR = re.compile(r"([A-Za-z_][\w ]*?)=([^,\s]+)")
-_GRAPH = re.compile(
-    r"^Capture (?P<name>[\w -]*?) ?(?P<device>cuda|CUDA|cpu|CPU|npu|NPU|xpu|XPU) ?[Gg]raphs? (?P<what>begin|end)\b(?P<rest>.*)"
-)
-_GRAPH_FAILED = re.compile(r"Capture (?:cuda|CUDA|npu|xpu) ?graph failed: (?P<why>.*)")
-_DISABLED = re.compile(r"(?:^|\b)(?:[Cc][Uu][Dd][Aa] graph is disabled because(?: of)? (?P<why>.*)|Disable (?P<which>prefill|decode) CUDA graph because (?P<why2>.*))")
-_ACCEPT = re.compile(rf"accept len: (?P<len>{_NUM}), accept rate: (?P<rate>{_NUM})(?:.*?gen throughput(?: \(token/s\))?:? (?P<gen>{_NUM}))?")
-_RETRACT = re.compile(r"Retract requests\. #retracted_reqs: (?P<n>\d+)")
-_NEGATIVE = re.compile(r"is larger than the profiled value (-?\d+)")
-_DSV4 = re.compile(rf"bytes_per_full_token=(?P<bytes>{_NUM}), available_bytes=(?P<gib>{_NUM}) GB, full_token=(?P<full>\d+)")
-_PROFILE = re.compile(
-    rf"available_gpu_memory=(?P<avail>{_NUM}) GB, total_gpu_memory=(?P<total>{_NUM}) GB, mem_fraction_static=(?P<f>{_NUM}), rest_memory=(?P<rest>{_NUM}) GB"
-)
-_LAYER_TOKENS = re.compile(r"full_layer_tokens=(?P<full>\d+), swa_layer_tokens=(?P<swa>\d+)")
-_POOL_INIT = re.compile(r"Initialize \w+TokenToKVPool with .*?swa_size=(?P<swa>\d+)")
-_TARGET_LEFT = re.compile(rf"target pool complete: (?P<gib>{_NUM}) GB")
-_DRAFTS_LEFT = re.compile(rf"after (?P<n>\w+) draft pools?: (?P<gib>{_NUM}) GB")
-_WORDS = {w: i for i, w in enumerate("zero one two three four five six seven eight nine ten eleven twelve".split())}
-_USING_DTYPE = re.compile(r"Using KV cache dtype: (?:torch\.)?(?P<dtype>\w+)")
-_VERSION_TEXT = re.compile(r"\bsglang(?:==|[ :/-]v?| version:? ?)(?P<v>0\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)\b", re.IGNORECASE)
-_VLLM_VERSION = re.compile(r"(?:vLLM API server version|version|LLM engine \(v)\s*(?P<v>\d+\.\d+\.\d+[\w.+]*)")
-_VLLM_KV = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
-_VLLM_CONC = re.compile(r"Maximum concurrency for (?P<len>[\d,]+) tokens per request: (?P<x>[\d.,]+)x")
-_VLLM_BLOCKS = re.compile(r"#? ?(?:GPU|CPU|cuda) blocks: (?P<blocks>[\d,]+)")
-_VLLM_TOO_LONG = re.compile(r"max seq len \((?P<len>\d+)\) is larger than the maximum number of tokens that can be stored in KV cache \((?P<tokens>\d+)\)")
-_VLLM_KV_GIB = re.compile(rf"(?:kv_cache_size=|Available KV cache memory: )(?P<gib>{_NUM}) ?GiB")
-_VLLM_SPEC = re.compile(rf"Mean acceptance length: (?P<len>{_NUM})")
-_VLLM_ENGINE = re.compile(
-    rf"Avg prompt throughput: (?P<prompt>{_NUM}) tokens/s, Avg generation throughput: (?P<gen>{_NUM}) tokens/s, Running: (?P<run>\d+) reqs?, "
-    rf"Waiting: (?P<wait>\d+) reqs?(?:.*?KV cache usage: (?P<usage>{_NUM})%)?"
-)
-_VLLM_ARGS = re.compile(r"non-default args: (?P<args>\{.*)")
-_MAX_MODEL_LEN = re.compile(r"Using max model len (?P<len>\d+)|max_seq_len=(?P<len2>\d+)")
-_COMMAND = re.compile(r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|gated_launch\.py)\s+(?P<args>-.*)")
-_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "#running-req": ("running", int), "#queue-req": ("queue", int), "#token": ("tokens", int), "token usage": ("usage", float),
-    "#full token": ("full_tokens", int), "full token usage": ("full_usage", float), "#swa token": ("swa_tokens", int),
-    "swa token usage": ("swa_usage", float), "mamba num": ("mamba_num", int), "mamba usage": ("mamba_usage", float),
-    "accept len": ("accept_len", float), "accept rate": ("accept_rate", float), "gen throughput (token/s)": ("gen_tok_s", float),
-    "input throughput (token/s)": ("input_tok_s", float), "#new-seq": ("new_seqs", int), "#new-token": ("new_tokens", int),
-    "#cached-token": ("cached_tokens", int), "#pending-token": ("pending_tokens", int),
-}  # fmt: skip
-_FIELDS_B = {key.encode(): value for key, value in _FIELDS.items()}
-_SPREAD = frozenset(("running", "queue", "usage", "full_usage", "swa_usage", "mamba_usage", "accept_len", "accept_rate", "gen_tok_s", "input_tok_s"))
 
 
 def read_log(lines: Iterable[bytes | str]) -> ServerLog:
@@ -602,9 +136,9 @@ def read_log(lines: Iterable[bytes | str]) -> ServerLog:
     return reader.finish()
 
 
-def feed_many(reader: LogReader, lines: Iterable[bytes | str]) -> None:
+def feed_many(reader: LogReader, lines: Iterable[Any]) -> None:
     """Feed lines into a reader: the hot loop."""
-    interesting = _INTERESTING.search
+    interesting = INTERESTING.search
     batch = reader.batch_line
     other = reader.line
     number = reader.number
@@ -614,7 +148,10 @@ def feed_many(reader: LogReader, lines: Iterable[bytes | str]) -> None:
         number += 1
         if type(raw) is str:
             raw = raw.encode("utf-8", "replace")
-        size += len(raw) + 1
+        length = len(raw)
+        size += length + 1
+        if length >= MAX_LINE_BYTES:
+            reader.cut_lines += 1
         if b" batch" in raw and (b"Decode batch" in raw or b"Prefill batch" in raw) and b"\r" not in raw[:-2]:
             batch(number, raw)
         elif b"HTTP/1." in raw and b"INFO: " in raw and b"\r" not in raw[:-2]:
@@ -622,6 +159,8 @@ def feed_many(reader: LogReader, lines: Iterable[bytes | str]) -> None:
             reader.last_stamped = raw
             if not reader.first_time:
                 reader.first_stamp(raw)
+        elif raw.find(b"Receive: ", 0, 160) >= 0 or raw.find(b"Finish: ", 0, 160) >= 0:
+            reader.last_stamped = raw[:400]  # what a user wrote (--log-requests) is not the server's word
         elif reader.want_all or interesting(raw):
             other(number, raw)
         elif not reader.first_time:
@@ -659,6 +198,7 @@ class LogReader:
         self.number = 0
         self.bytes = 0
         self.http = 0
+        self.cut_lines = 0
         self.want_all = False
         self.first_time: str | None = None
         self.last_stamped: bytes = b""
@@ -670,12 +210,27 @@ class LogReader:
         self.earlier_secrets: set[str] = set()
         self._first_checked = 0
         self._pending: list[tuple[Line, int]] = []
+        self._repeated: dict[bytes, tuple[str, ...]] = {}
         self._launch()
 
     def _launch(self) -> None:
+        self._repeated.clear()
         self.failures = FailureReader()
         self.facts: dict[str, list[Any]] = {
-            name: [] for name in ("weights", "kv", "total", "plan", "mamba", "graph", "backend", "pool_end", "load_begin", "left", "avail")
+            name: []
+            for name in (
+                "weights",
+                "kv",
+                "total",
+                "plan",
+                "mamba",
+                "graph",
+                "backend",
+                "pool_end",
+                "load_begin",
+                "left",
+                "avail",
+            )
         }
         self.dropped = 0
         self.notices: dict[str, dict[str, Any]] = {}
@@ -703,7 +258,7 @@ class LogReader:
         self.spreads: dict[str, dict[str, list[float]]] = {}
         self.counts: Counter[str] = Counter()
         self.accepts: Counter[tuple[float, float]] = Counter()
-        self.accept_last: tuple[int, bytes, float, float] | None = None
+        self.accept_last: tuple[int, bytes, float, float | None] | None = None
         self.vllm_rows: list[dict[str, Any]] = []
         self.vllm_spec: list[tuple[Line, dict[str, Any]]] = []
         self.start_time: str | None = None
@@ -729,14 +284,18 @@ class LogReader:
 
     def batch_line(self, number: int, raw: bytes) -> None:
         """One `Decode batch` or `Prefill batch` line."""
+        if b"\x1b" in raw:
+            raw = without_colours(raw)
         at = raw.find(b"Decode batch")
         kind = "decode"
         if at < 0:
             at = raw.find(b"Prefill batch")
             kind = "prefill"
+        if at > 300 or b"Receive: " in raw[:at] or b"Finish: " in raw[:at]:
+            return
         self.counts[kind] += 1
         values: dict[str, Any] = {}
-        fields = _FIELDS_B
+        fields = FIELDS_B
         tail = raw[raw.find(b"#", at) :] if raw.find(b"#", at) >= 0 else raw[at:]
         for part in tail.split(b", "):
             key, _, value = part.partition(b": ")
@@ -755,7 +314,7 @@ class LogReader:
         if spreads is None:
             spreads = self.spreads[kind] = {}
         for name, value in values.items():
-            if name in _SPREAD and value == value and value not in (math.inf, -math.inf):
+            if name in SPREAD and value == value and value not in (math.inf, -math.inf):
                 spread = spreads.get(name)
                 if spread is None:
                     spreads[name] = [1, value, value, value, value]
@@ -769,7 +328,10 @@ class LogReader:
                     spread[4] = value
         if "accept_len" in values and "accept_rate" in values:
             self._accepted(number, raw, values["accept_len"], values["accept_rate"])
+        elif "accept_len" in values:
+            self.accept_last = (number, raw, values["accept_len"], None)
         self.series.add(number, raw, values, kind)
+        self.failures.alive = number
         self.last_stamped = raw
         if self.counts[kind] == 1:
             self.marks["sglang"] += 1
@@ -779,7 +341,7 @@ class LogReader:
                 self._trait("#pending-token: ", line)
             if not self.first_time:
                 self.first_stamp(raw)
-            if kind == "decode" or self.ready is not None:
+            if self.ready is not None or not self.failures.seen_startup:
                 self._saw_phase("serving", line)
         if number & 255 == 0 or self.counts[kind] < 50:
             rank = parse_line(number, raw).rank
@@ -799,6 +361,14 @@ class LogReader:
             if self.want_all:
                 self._message(Line(number, None, None, "", False, ""))
             return
+        message = raw[raw.find(b"] ", 0, 120) + 1 :]
+        known = self._repeated.get(message)
+        if known is not None and not self.want_all:
+            for ident in known:
+                self._seen_again(ident, raw)
+            self.last_stamped = raw
+            return
+        before = self._fingerprint()
         self._recognise(raw)
         for part in split_messages(without_colours(raw)):
             line = parse_line(number, part)
@@ -810,6 +380,49 @@ class LogReader:
                     self.start_time = line.time
             self._message(line)
         self.want_all = self.failures.open or bool(self._pending)
+        if not self.want_all and len(message) < 1000 and len(self._repeated) < 4096 and self._fingerprint() == before:
+            text = message.decode("utf-8", "replace")
+            self._repeated[message] = tuple(row[0] for row in self._notices_in(text))
+
+    def _fingerprint(self) -> tuple[Any, ...]:
+        """What one line may change, apart from counts of notices: an equal one means that the line said nothing new."""
+        told = (self.capacity, self.ready, self.stop, self.compiling, self.args_line, self.accept_last, self.moe_trace)
+        sizes = tuple(len(rows) for rows in self.facts.values())
+        failed = (len(self.failures.events), self.failures.dropped, len(self.versions), len(self.vllm_rows))
+        return (
+            told,
+            sizes,
+            failed,
+            self.dropped,
+            self.phase,
+            self.retractions,
+            self.series.seen,
+            len(self.traits),
+            len(self.using_dtype),
+        )
+
+    def _seen_again(self, ident: str, raw: bytes) -> None:
+        seen = self.notices[ident]
+        seen["count"] += 1
+        if raw[:1] == b"[" and raw[20:22] != b"] " and len(seen["ranks"]) < 4096:
+            rank = parse_line(0, raw[:200]).rank
+            if rank:
+                seen["ranks"].add(rank)
+                self.ranks.add(rank)
+
+    @staticmethod
+    def _notices_in(text: str) -> list[tuple[str, str, str]]:
+        """(id, level, meaning) of the warnings in a message."""
+        found = []
+        for ident, level, needle, meaning in NOTICES:
+            if needle not in text or NOTICE_NEEDS.get(ident, "") not in text:
+                continue
+            if ident == "max_total_tokens_capped":
+                negative = NEGATIVE.search(text)
+                if negative and int(negative.group(1)) < 0:
+                    continue
+            found.append((ident, level, meaning))
+        return found
 
     def _message(self, line: Line) -> None:
         if self._pending and not line.stamped:
@@ -829,6 +442,12 @@ class LogReader:
 
     def _whole(self, line: Line) -> None:
         text = line.text
+        if self._begins_launch(line):
+            self._end_launch()
+            self.start_time, self.start_line = line.time, line.number
+        if text.startswith(("Decode batch", "Prefill batch")) and "#" in text:
+            self.batch_line(line.number, line.quote.encode("utf-8", "replace"))
+            return
         if line.rank and len(self.ranks) < 4096:
             self.ranks.add(line.rank)
         if not self.failures.open:
@@ -862,7 +481,7 @@ class LogReader:
     def _recognise(self, raw: bytes) -> None:
         if b"\x00" in raw[:4096]:
             self.binary += 1
-        for engine, needles in _STRONG.items():
+        for engine, needles in STRONG.items():
             if self.marks[engine] > 200:
                 continue
             for needle in needles:
@@ -873,19 +492,20 @@ class LogReader:
                     break
         if self.foreign is None and not self.marks:
             lowered = raw[:2000]
-            for needle, name in _FOREIGN:
+            for needle, name in FOREIGN:
                 if needle in lowered:
                     self.foreign = name
                     break
 
     def _retract(self, line: Line) -> None:
-        match = _RETRACT.search(line.text)
+        match = RETRACT.search(line.text)
         self.retractions += 1
         self.retracted += int(match.group("n")) if match else 0
         self.retract_line = self.retract_line or line
 
     def _handle(self, line: Line) -> bool:
-        """Take the facts of one message; False for a message whose text is not the server's own (requests, arguments)."""
+        """Take the facts of one message; False for a message whose text is not the server's own (requests,
+        arguments)."""
         text = line.text
         if "server_args=" in text:
             self._server_args(line)
@@ -901,27 +521,27 @@ class LogReader:
         if "KV Cache " in text or "KV cache allocated" in text:
             self._kv(line, text)
         elif "SWAKVPool" in text:
-            swa = _SWA_LINE.search(text)
+            swa = SWA_LINE.search(text)
             if swa:
                 self._keep("total", (line, float(swa["gib"]), int(swa["swa"]), int(swa["full"])))
         elif "Mamba Cache is allocated" in text:
-            mamba = _MAMBA_LINE.search(text)
+            mamba = MAMBA_LINE.search(text)
             if mamba:
                 self._keep("mamba", (line, mamba.groupdict()))
         elif "Load weight" in text:
             self._load(line, text)
         elif "max_total_num_tokens=" in text:
-            pairs = {key.strip(): value.rstrip(",.") for key, value in _PAIR.findall(text)}
+            pairs = {key.strip(): value.rstrip(",.") for key, value in PAIR.findall(text)}
             if self.capacity is None or rank_tag(line.rank, "DP") in (None, 0):
                 self.capacity = (line, pairs)
         elif "Memory pool end" in text:
             self._keep("pool_end", (line, _gib_after(text, "avail mem=")))
         elif "Using KV cache dtype" in text:
-            dtype = _USING_DTYPE.search(text)
+            dtype = USING_DTYPE.search(text)
             if dtype:
                 self.using_dtype[line.rank] = (dtype["dtype"], line)
         elif "accept len: " in text and "batch" not in text:
-            accept = _ACCEPT.search(text)
+            accept = ACCEPT.search(text)
             if accept:
                 self._accepted(line.number, line.quote.encode(), float(accept["len"]), float(accept["rate"]))
                 values = {"accept_len": float(accept["len"]), "accept_rate": float(accept["rate"])}
@@ -938,7 +558,7 @@ class LogReader:
         self._backend(line, text)
         self._notice(line, text)
         self._vllm(line, text)
-        if _MOE_TRACE in text and self.moe_trace is None:
+        if MOE_TRACE in text and self.moe_trace is None:
             self.moe_trace = line
         if text.startswith("Detected ") and "checkpoint" in text and self.quant_line is None:
             self.quant_line = line
@@ -947,13 +567,13 @@ class LogReader:
         if text.startswith("SIGTERM received") and self.stop is None:
             self.stop = line
         if self.command is None and len(text) < 20000:
-            command = _COMMAND.search(text)
+            command = COMMAND.search(text)
             if command and "UserWarning" not in text:
                 self.command = line
                 self.asked = _read_command(command["args"])
                 if self.failures.phase is None:
                     self.failures.saw_phase("importing", line)
-        version = _VERSION_TEXT.search(text)
+        version = VERSION_TEXT.search(text)
         if version and len(self.versions) < 20:
             self.versions.append((version["v"], line))
         return True
@@ -969,109 +589,192 @@ class LogReader:
             self.args, self.args_line, self.args_complete = args, line, complete
             self.earlier_secrets.update(find_secrets(args))
 
+    def _begins_launch(self, line: Line) -> bool:
+        """Whether a new start begins here and the one before it had come to something (ready, stopped or dead)."""
+        text = line.text
+        if "sglang" not in text and "systemd" not in line.quote[:200] and "error: " not in text:
+            return False
+        if self.ready is None and self.stop is None and not any(event.fatal for event in self.failures.events):
+            return False
+        if "is still supported, but 'sglang serve'" in text:
+            return True
+        if text.startswith("Started ") and "systemd[" in line.quote[:200]:
+            return True
+        # argparse answers before anything else is logged: after a server that was stopped it is the next one.
+        return self.stop is not None and "sglang serve: error: " in text
+
     def _end_launch(self) -> None:
         failure = self.failures.finish()
         if len(self.launches) < 200:
             self.launches.append(
                 Launch(
-                    line_no=self.start_line, time=self.start_time, ready=self.ready is not None,
-                    failure_class=failure.failure_class if failure else None, root_cause=failure.root_cause if failure else None,
+                    line_no=self.start_line,
+                    time=self.start_time,
+                    ready=self.ready is not None,
+                    failure_class=failure.failure_class if failure else None,
+                    root_cause=failure.root_cause if failure else None,
                 )
-            )  # fmt: skip
+            )
         command, asked = self.command, self.asked
         self._launch()
         self.command, self.asked = command, asked
 
     def _kv(self, line: Line, text: str) -> None:
-        match = _KV_LINE.search(text)
-        if match:
-            self._keep("kv", {"line": line, **match.groupdict(), "post": False, "after_end": len(self.facts["pool_end"]), "after_total": len(self.facts["total"])})
-            return
-        match = _POST_CAPTURE.search(text)
+        match = KV_LINE.search(text)
         if match:
             self._keep(
                 "kv",
-                {"line": line, **match.groupdict(), "k": None, "v": None, "label": None, "state": "is allocated", "post": True,
-                 "after_end": len(self.facts["pool_end"]), "after_total": len(self.facts["total"])},
-            )  # fmt: skip
+                {
+                    "line": line,
+                    **match.groupdict(),
+                    "post": False,
+                    "after_end": len(self.facts["pool_end"]),
+                    "after_total": len(self.facts["total"]),
+                },
+            )
+            return
+        match = POST_CAPTURE.search(text)
+        if match:
+            self._keep(
+                "kv",
+                {
+                    "line": line,
+                    **match.groupdict(),
+                    "k": None,
+                    "v": None,
+                    "label": None,
+                    "state": "is allocated",
+                    "post": True,
+                    "after_end": len(self.facts["pool_end"]),
+                    "after_total": len(self.facts["total"]),
+                },
+            )
 
     def _load(self, line: Line, text: str) -> None:
         if "Load weight begin" in text:
             self._keep("load_begin", (line, _gib_after(text, "avail mem=")))
-        elif _LOAD_END.search(text):
-            pairs = {key.strip(): value.rstrip(",.") for key, value in _PAIR.findall(text[text.find("Load weight end") :])}
+        elif LOAD_END.search(text):
+            pairs = {
+                key.strip(): value.rstrip(",.") for key, value in PAIR.findall(text[text.find("Load weight end") :])
+            }
             self._keep("weights", (line, pairs))
 
     def _graph(self, line: Line, text: str) -> None:
-        failed = _GRAPH_FAILED.search(text)
+        failed = GRAPH_FAILED.search(text)
         if failed:
-            self._keep("graph", Graph(name="cuda graph", state="failed", reason=failed["why"][:300], line_no=line.number, line=_short(line.quote), rank=line.rank))
+            self._keep(
+                "graph",
+                Graph(
+                    name="cuda graph",
+                    state="failed",
+                    reason=failed["why"][:300],
+                    line_no=line.number,
+                    line=_short(line.quote),
+                    rank=line.rank,
+                ),
+            )
             return
-        disabled = _DISABLED.search(text)
+        disabled = DISABLED.search(text)
         if disabled:
             reason = disabled["why"] or disabled["why2"]
-            self._keep("graph", Graph(name=disabled["which"] or "all", state="disabled", reason=reason[:300], line_no=line.number, line=_short(line.quote), rank=line.rank))
+            self._keep(
+                "graph",
+                Graph(
+                    name=disabled["which"] or "all",
+                    state="disabled",
+                    reason=reason[:300],
+                    line_no=line.number,
+                    line=_short(line.quote),
+                    rank=line.rank,
+                ),
+            )
             return
-        match = _GRAPH.match(text)
+        match = GRAPH.match(text)
         if not match:
             return
         rest = match["rest"]
         sizes = re.search(r"(?:bs|num_tokens)=?\s?\[([\d, ]*)\]", rest)
-        elapsed = re.search(rf"(?:elapsed=|Time elapsed: )({_NUM}) s", rest)
+        elapsed = re.search(rf"(?:elapsed=|Time elapsed: )({NUM}) s", rest)
         avail = _gib_after(rest, "avail mem=")
         if match["what"] == "begin" and self.before_graphs is None:
             self.before_graphs = avail
         self._keep(
             "graph",
             Graph(
-                name=match["name"].strip() or "decode", state="begun" if match["what"] == "begin" else "captured",
-                seconds=float(elapsed.group(1)) if elapsed else None, gib=_gib_after(rest, "mem usage="), avail_gib=avail,
+                name=match["name"].strip() or "decode",
+                state="begun" if match["what"] == "begin" else "captured",
+                seconds=float(elapsed.group(1)) if elapsed else None,
+                gib=_gib_after(rest, "mem usage="),
+                avail_gib=avail,
                 sizes=len(sizes.group(1).split(",")) if sizes and sizes.group(1).strip() else None,
-                line_no=line.number, line=_short(line.quote), rank=line.rank,
+                line_no=line.number,
+                line=_short(line.quote),
+                rank=line.rank,
             ),
-        )  # fmt: skip
+        )
 
     def _plan(self, line: Line, text: str) -> None:
         if "full_token=" in text:
-            match = _DSV4.search(text)
-            if match:
-                self._keep("plan", (line, {"bytes_per_full_token": float(match["bytes"]), "budget_gib": float(match["gib"]), "full_tokens": int(match["full"])}))
-        elif "rest_memory=" in text:
-            match = _PROFILE.search(text)
+            match = DSV4.search(text)
             if match:
                 self._keep(
                     "plan",
-                    (line, {"available_gib": float(match["avail"]), "total_gpu_gib": float(match["total"]), "mem_fraction_static": float(match["f"]),
-                            "budget_gib": float(match["rest"])}),
-                )  # fmt: skip
+                    (
+                        line,
+                        {
+                            "bytes_per_full_token": float(match["bytes"]),
+                            "budget_gib": float(match["gib"]),
+                            "full_tokens": int(match["full"]),
+                        },
+                    ),
+                )
+        elif "rest_memory=" in text:
+            match = PROFILE.search(text)
+            if match:
+                self._keep(
+                    "plan",
+                    (
+                        line,
+                        {
+                            "available_gib": float(match["avail"]),
+                            "total_gpu_gib": float(match["total"]),
+                            "mem_fraction_static": float(match["f"]),
+                            "budget_gib": float(match["rest"]),
+                        },
+                    ),
+                )
         elif "_layer_tokens=" in text:
-            match = _LAYER_TOKENS.search(text)
+            match = LAYER_TOKENS.search(text)
             if match:
                 self._keep("plan", (line, {"full_tokens": int(match["full"]), "swa_tokens": int(match["swa"])}))
         elif "TokenToKVPool with" in text:
-            match = _POOL_INIT.search(text)
+            match = POOL_INIT.search(text)
             if match:
                 self._keep("plan", (line, {"swa_tokens": int(match["swa"])}))
         elif "draft pool" in text or "target pool" in text:
-            target, drafts = _TARGET_LEFT.search(text), _DRAFTS_LEFT.search(text)
+            target, drafts = TARGET_LEFT.search(text), DRAFTS_LEFT.search(text)
             if target:
                 self._keep("left", (line, 0, float(target["gib"])))
             elif drafts:
                 word = drafts["n"].lower()
-                count = _WORDS.get(word, int(word) if word.isdigit() and len(word) < 6 else None)
+                count = WORDS.get(word, int(word) if word.isdigit() and len(word) < 6 else None)
                 if count:
                     self._keep("left", (line, count, float(drafts["gib"])))
 
     def _backend(self, line: Line, text: str) -> None:
         if "ackend" not in text and "GDN" not in text:
             return
-        for kind, pattern, asked in _BACKEND_ROWS:
+        for kind, pattern, asked in BACKEND_ROWS:
             match = pattern.search(text)
             if not match:
                 continue
             groups = match.groupdict()
             if groups.get("decode"):
-                taken = groups["decode"] if groups["decode"] == groups["prefill"] else f"decode {groups['decode']}, prefill {groups['prefill']}"
+                taken = (
+                    groups["decode"]
+                    if groups["decode"] == groups["prefill"]
+                    else f"decode {groups['decode']}, prefill {groups['prefill']}"
+                )
             else:
                 taken = groups.get("taken")
             said = groups.get("asked") or asked
@@ -1080,70 +783,95 @@ class LogReader:
             return
 
     def _notice(self, line: Line, text: str) -> None:
-        for ident, level, needle, meaning in NOTICES:
-            if needle not in text or _NOTICE_NEEDS.get(ident, "") not in text:
-                continue
-            if ident == "max_total_tokens_capped":
-                negative = _NEGATIVE.search(text)
-                if negative and int(negative.group(1)) < 0:
-                    continue
+        for ident, level, meaning in self._notices_in(text):
             seen = self.notices.get(ident)
             if seen is None:
-                self.notices[ident] = {"line": line, "level": level, "text": meaning, "count": 1, "ranks": {line.rank} if line.rank else set()}
+                self.notices[ident] = {
+                    "line": line,
+                    "level": level,
+                    "text": meaning,
+                    "count": 1,
+                    "ranks": {line.rank} if line.rank else set(),
+                }
             else:
                 seen["count"] += 1
                 if line.rank and len(seen["ranks"]) < 4096:
                     seen["ranks"].add(line.rank)
 
     def _vllm(self, line: Line, text: str) -> None:
-        if "KV cache size: " in text or "Maximum concurrency" in text or "GPU blocks" in text or "max seq len" in text or "kv_cache_size=" in text:
-            self._vllm_capacity(line, text)
-        elif "Available KV cache memory" in text:
+        if (
+            "KV cache size: " in text
+            or "Maximum concurrency" in text
+            or "GPU blocks" in text
+            or "max seq len" in text
+            or "kv_cache_size=" in text
+        ) or "Available KV cache memory" in text:
             self._vllm_capacity(line, text)
         elif "SpecDecoding metrics" in text:
             self._vllm_speculation(line, text)
         elif "Avg generation throughput" in text:
-            engine = _VLLM_ENGINE.search(text)
+            engine = VLLM_ENGINE.search(text)
             if engine:
-                values = {"running": int(engine["run"]), "queue": int(engine["wait"]), "gen_tok_s": float(engine["gen"]), "input_tok_s": float(engine["prompt"])}
+                values = {
+                    "running": int(engine["run"]),
+                    "queue": int(engine["wait"]),
+                    "gen_tok_s": float(engine["gen"]),
+                    "input_tok_s": float(engine["prompt"]),
+                }
                 if engine["usage"]:
                     values["usage"] = float(engine["usage"]) / 100
                 self.counts["engine"] += 1
                 self.series.add(line.number, line.quote.encode(), values, "engine")
-        if self.marks["vllm"]:
+        if self.marks["vllm"] > self.marks["sglang"]:
+            if "Application startup complete" in text and self.ready is None:
+                self._saw_phase("ready", line)
             if "ersion " in text or "LLM engine (v" in text:
-                version = _VLLM_VERSION.search(text)
+                version = VLLM_VERSION.search(text)
                 if version and len(self.versions) < 20:
                     self.versions.append((version["v"], line))
-            args = _VLLM_ARGS.search(text)
+            args = VLLM_ARGS.search(text)
             if args and not self.args:
                 self.args, self.args_complete = parse_server_args(args["args"])
                 self.args_line = line
                 self.earlier_secrets.update(find_secrets(self.args))
-            length = _MAX_MODEL_LEN.search(text)
+            if "LLM engine (v" in text and " with config: " in text:
+                for name, value in VLLM_CONFIG.findall(text):
+                    self.args.setdefault(name, _plain_word(value))
+                self.args_line = self.args_line or line
+            length = MAX_MODEL_LEN.search(text)
             if length:
                 self.args.setdefault("max_model_len", int(length["len"] or length["len2"]))
             if "Loading weights took" in text or "Model loading took" in text:
-                size = re.search(rf"Model loading took ({_NUM}) ?GiB", text)
-                took = re.search(rf"took (?:{_NUM} GiB[\w ]* and )?({_NUM}) s", text)
-                self._keep("weights", (line, {"elapsed": took.group(1) if took else "", "mem usage": size.group(1) if size else ""}))
+                size = re.search(rf"Model loading took ({NUM}) ?GiB", text)
+                took = re.search(rf"took (?:{NUM} GiB[\w ]* and )?({NUM}) s", text)
+                self._keep(
+                    "weights",
+                    (line, {"elapsed": took.group(1) if took else "", "mem usage": size.group(1) if size else ""}),
+                )
 
     def _vllm_capacity(self, line: Line, text: str) -> None:
         if len(self.vllm_rows) >= MAX_FACTS:
             return
         found: dict[str, Any] = {}
-        tokens, concurrency = _VLLM_KV.search(text), _VLLM_CONC.search(text)
-        blocks, gib, too_long = _VLLM_BLOCKS.search(text), _VLLM_KV_GIB.search(text), _VLLM_TOO_LONG.search(text)
+        tokens, concurrency = VLLM_KV.search(text), VLLM_CONC.search(text)
+        blocks, gib, too_long = VLLM_BLOCKS.search(text), VLLM_KV_GIB.search(text), VLLM_TOO_LONG.search(text)
         if gib:
             found["kv_gib"] = float(gib["gib"])
         if tokens:
             found["printed_tokens"] = _plain_int(tokens["tokens"])
         if concurrency:
-            found["max_model_len"], found["printed_concurrency"] = _plain_int(concurrency["len"]), float(concurrency["x"].replace(",", ""))
+            found["max_model_len"], found["printed_concurrency"] = (
+                _plain_int(concurrency["len"]),
+                float(concurrency["x"].replace(",", "")),
+            )
         if blocks:
             found["blocks"] = _plain_int(blocks["blocks"])
         if too_long:
-            found["max_model_len"], found["tokens"], found["fits"] = int(too_long["len"]), int(too_long["tokens"]), False
+            found["max_model_len"], found["tokens"], found["fits"] = (
+                int(too_long["len"]),
+                int(too_long["tokens"]),
+                False,
+            )
         if not found:
             return
         last = self.vllm_rows[-1] if self.vllm_rows else None
@@ -1154,7 +882,7 @@ class LogReader:
             last.update(found)
 
     def _vllm_speculation(self, line: Line, text: str) -> None:
-        length = _VLLM_SPEC.search(text)
+        length = VLLM_SPEC.search(text)
         if not length:
             return
         found: dict[str, Any] = {"mean_acceptance_length": float(length["len"])}
@@ -1162,11 +890,16 @@ class LogReader:
         if rates:
             values = [float(value) for value in rates.group(1).strip(", ").split(", ") if value]
             found["num_spec_tokens"] = len(values)
-            found["consistent"] = abs(1 + sum(values) - found["mean_acceptance_length"]) <= 0.005 + 0.0005 * len(values) + 1e-9
+            found["consistent"] = (
+                abs(1 + sum(values) - found["mean_acceptance_length"]) <= 0.005 + 0.0005 * len(values) + 1e-9
+            )
         accepted, drafted = re.search(r"Accepted: ([\d,]+) tokens", text), re.search(r"Drafted: ([\d,]+) tokens", text)
-        printed = re.search(rf"Avg Draft acceptance rate: ({_NUM})%", text)
+        printed = re.search(rf"Avg Draft acceptance rate: ({NUM})%", text)
         if accepted and drafted:
-            found["accepted_tokens"], found["drafted_tokens"] = _plain_int(accepted.group(1)), _plain_int(drafted.group(1))
+            found["accepted_tokens"], found["drafted_tokens"] = (
+                _plain_int(accepted.group(1)),
+                _plain_int(drafted.group(1)),
+            )
         if printed:
             found["draft_acceptance"] = round(float(printed.group(1)) / 100, 6)
         elif accepted and drafted and found["drafted_tokens"]:
@@ -1184,38 +917,97 @@ class LogReader:
         weights = self._weights()
         pools = self._pools()
         mamba = [_mamba_pool(line, groups) for line, groups in self.facts["mamba"]]
-        plans = [PoolPlan(line_no=line.number, line=_short(line.quote), rank=line.rank, **found) for line, found in self.facts["plan"]]
+        plans = [
+            PoolPlan(line_no=line.number, line=_short(line.quote), rank=line.rank, **found)
+            for line, found in self.facts["plan"]
+        ]
         totals = [
-            PoolTotal(gib=gib, swa_tokens=swa, full_tokens=full, swa_full_ratio=round(swa / full, 4) if full else None,
-                      line_no=line.number, line=_short(line.quote), rank=line.rank)
+            PoolTotal(
+                gib=gib,
+                swa_tokens=swa,
+                full_tokens=full,
+                swa_full_ratio=round(swa / full, 4) if full else None,
+                line_no=line.number,
+                line=_short(line.quote),
+                rank=line.rank,
+            )
             for line, gib, swa, full in self.facts["total"]
-        ]  # fmt: skip
+        ]
         capacity = self._capacity()
         failure = self.failures.finish()
         version = self._version()
         kv = self._kv_summary(pools, totals)
         ends = [gib for _, gib in self.facts["pool_end"] if gib is not None]
         speculation = self._speculation(version)
-        slots = capacity and mamba and capacity.max_running_requests and mamba[0].slots // capacity.max_running_requests or None
+        slots = (
+            capacity
+            and mamba
+            and capacity.max_running_requests
+            and mamba[0].slots // capacity.max_running_requests
+            or None
+        )
         log = ServerLog(
-            engine=engine, engine_why=why, foreign_program=self.foreign if engine == "foreign" else None,
-            **version, lines=self.number, bytes=self.bytes, binary=self.binary > max(2, self.number // 1000), first_time=self.start_time or self.first_time,
-            last_time=last, ranks=sorted(self.ranks, key=_rank_key), **self._sizes(),
-            command=_told(self.command), asked_args=self.asked, server_args=_plain(self.args), server_args_told=_told(self.args_line, 300),
-            server_args_complete=self.args_complete, model_class=next((w.model_class for w in weights if w.model_class), None),
-            quantization=self._quantization(weights), quantization_told=_told(self.quant_line), backends=self._backends(),
-            weights=weights, weights_gib_per_rank=_largest_rank(weights, lambda w: w.gib), slow_ranks=_slow_ranks(weights),
-            kv_pools=pools, pool_totals=totals, pool_plans=plans, mamba_pools=mamba, kv=kv,
-            avail_after_pools_gib_min=min(ends) if ends else None, avail_before_graphs_gib=self.before_graphs, last_avail_gib=self.last_avail,
+            engine=engine,
+            engine_why=why,
+            foreign_program=self.foreign if engine == "foreign" else None,
+            **version,
+            lines=self.number,
+            bytes=self.bytes,
+            binary=self.binary > max(2, self.number // 1000),
+            first_time=self.start_time or self.first_time,
+            last_time=last,
+            ranks=sorted(self.ranks, key=_rank_key),
+            **self._sizes(),
+            command=_told(self.command),
+            asked_args=self.asked,
+            server_args=_plain(self.args),
+            server_args_told=_told(self.args_line, 300),
+            server_args_complete=self.args_complete,
+            model_class=next((w.model_class for w in weights if w.model_class), None),
+            quantization=self._quantization(weights),
+            quantization_told=_told(self.quant_line),
+            backends=self._backends(),
+            weights=weights,
+            weights_gib_per_rank=_largest_rank(weights, lambda w: w.gib),
+            slow_ranks=_slow_ranks(weights),
+            kv_pools=pools,
+            pool_totals=totals,
+            pool_plans=plans,
+            mamba_pools=mamba,
+            kv=kv,
+            avail_after_pools_gib_min=min(ends) if ends else None,
+            avail_after_target_pools_gib=self._after_target(pools),
+            avail_before_graphs_gib=self.before_graphs,
+            last_avail_gib=self.last_avail,
             memory_of_parts_gib=_parts(weights, pools, mamba, self.facts["graph"], self.facts["left"]),
-            graphs=self.facts["graph"], graphs_enabled=self._graphs_enabled(), capacity=capacity, slots_per_request=slots,
-            limited_by=_limited_by(capacity, mamba, self.args), ready=self._ready(), phase=self.phase, phases=self._phases(),
-            batches=Batches(), speculation=speculation, retractions=self.retractions, retracted_requests=self.retracted,
-            retraction_told=_told(self.retract_line), http_lines=self.http, vllm_capacity=self._vllm_capacities(),
-            vllm_speculation=[VllmSpeculation(line_no=line.number, line=_short(line.quote), rank=line.rank, **found) for line, found in self.vllm_spec],
-            notices=self._notices(weights, ends), stopped=_told(self.stop), compiling=_told(self.compiling), launches=self._launches(failure),
-            failure=failure, dropped_facts=self.dropped,
-        )  # fmt: skip
+            **_static_budget(weights, self.args, failure),
+            graphs=self.facts["graph"],
+            graphs_enabled=self._graphs_enabled(),
+            capacity=capacity,
+            slots_per_request=slots,
+            limited_by=_limited_by(capacity, mamba, self.args, "spec_max_running" in self.notices),
+            ready=self._ready(),
+            phase=self.phase,
+            phases=self._phases(),
+            batches=Batches(),
+            speculation=speculation,
+            retractions=self.retractions,
+            retracted_requests=self.retracted,
+            retraction_told=_told(self.retract_line),
+            http_lines=self.http,
+            vllm_capacity=self._vllm_capacities(),
+            vllm_speculation=[
+                VllmSpeculation(line_no=line.number, line=_short(line.quote), rank=line.rank, **found)
+                for line, found in self.vllm_spec
+            ],
+            notices=self._notices(weights, ends),
+            stopped=_told(self.stop),
+            compiling=_told(self.compiling),
+            launches=self._launches(failure),
+            failure=failure,
+            dropped_facts=self.dropped,
+            cut_lines=self.cut_lines,
+        )
         log = redact_object(log, sorted(self.earlier_secrets))
         return log.model_copy(update={"batches": self._batches()})
 
@@ -1231,47 +1023,69 @@ class LogReader:
             return "foreign", "binary data, no log"
         return "foreign", f"no line of SGLang or vLLM among {self.number}"
 
-    def _sizes(self) -> dict[str, int | None]:
+    def _sizes(self) -> dict[str, Any]:
         sizes: dict[str, int | None] = {}
         for tag in ("TP", "PP", "DP", "EP"):
             name = f"{tag.lower()}_size"
             told = self.args.get(name)
             told = self.args.get("tensor_parallel_size", told) if tag == "TP" else told
             seen = [n for n in (rank_tag(rank, tag) for rank in self.ranks) if n is not None]
-            sizes[name] = told if isinstance(told, int) else (max(seen) + 1 if seen else None)
+            # A tag is written for sizes above one only. The highest rank gives the size if it
+            # completes a power of two, or if most of the ranks below it were seen.
+            size = max(seen) + 1 if seen else 0
+            whole = size > 1 and (size & (size - 1) == 0 or 2 * len(set(seen)) > size)
+            sizes[name] = told if isinstance(told, int) else (size if whole else None)
         return sizes
 
     def _launches(self, failure: Failure | None) -> list[Launch]:
         if not self.launches:
             return []
         last = Launch(
-            line_no=self.start_line, time=self.start_time, ready=self.ready is not None,
-            failure_class=failure.failure_class if failure else None, root_cause=failure.root_cause if failure else None,
-        )  # fmt: skip
+            line_no=self.start_line,
+            time=self.start_time,
+            ready=self.ready is not None,
+            failure_class=failure.failure_class if failure else None,
+            root_cause=failure.root_cause if failure else None,
+        )
         return [*self.launches, last]
 
     def _ready(self) -> Ready | None:
         if self.ready is None:
             return None
         return Ready(
-            line_no=self.ready.number, line=_short(self.ready.quote), rank=self.ready.rank, time=self.ready.time,
+            line_no=self.ready.number,
+            line=_short(self.ready.quote),
+            rank=self.ready.rank,
+            time=self.ready.time,
             seconds_from_first_line=seconds_between(self.start_time or self.first_time, self.ready.time),
-        )  # fmt: skip
+        )
 
     def _phases(self) -> list[PhaseSeen]:
         rows = sorted(self.phase_lines.items(), key=lambda item: (item[1].number, PHASES.index(item[0])))
         times = [line.time for _, line in rows]
         return [
-            PhaseSeen(name=name, time=line.time, seconds=seconds_between(line.time, times[i + 1]) if i + 1 < len(rows) else None,
-                      line_no=line.number, line=_short(line.quote, 200), rank=line.rank)
+            PhaseSeen(
+                name=name,
+                time=line.time,
+                seconds=seconds_between(line.time, times[i + 1]) if i + 1 < len(rows) else None,
+                line_no=line.number,
+                line=_short(line.quote, 200),
+                rank=line.rank,
+            )
             for i, (name, line) in enumerate(rows)
-        ]  # fmt: skip
+        ]
 
     def _version(self) -> dict[str, Any]:
         engine, _ = self._engine()
         for text, line in self.versions:
             if engine in ("sglang", "vllm"):
-                return {"version": text, "version_known_by": "line", "version_at_least": text, "version_at_most": text, "version_evidence": [f"line {line.number}"]}
+                return {
+                    "version": text,
+                    "version_known_by": "line",
+                    "version_at_least": text,
+                    "version_at_most": text,
+                    "version_evidence": [f"line {line.number}"],
+                }
         if engine != "sglang":
             return {"version": None, "version_known_by": "not_known"}
         if self.args and len(self.args) > 100 and self.args_complete:
@@ -1283,10 +1097,16 @@ class LogReader:
             if following:
                 evidence.append(f"and lacks {', '.join(following[0])}")
             return {
-                "version": SAME_ARGUMENTS.get(found, found), "version_known_by": "server_args", "version_at_least": found,
-                "version_at_most": None if found == "0.5.23" else f"{found}.post1" if found in ("0.5.10", "0.5.12", "0.5.13", "0.5.15") else found,
+                "version": SAME_ARGUMENTS.get(found, found),
+                "version_known_by": "server_args",
+                "version_at_least": found,
+                "version_at_most": None
+                if found == "0.5.23"
+                else f"{found}.post1"
+                if found in ("0.5.10", "0.5.12", "0.5.13", "0.5.15")
+                else found,
                 "version_evidence": evidence,
-            }  # fmt: skip
+            }
         low: str | None = None
         high: str | None = None
         evidence = []
@@ -1300,11 +1120,18 @@ class LogReader:
                 high = until
                 evidence.append(f"line {self.traits[needle].number}: {needle.strip()!r} went after {until}")
         if low and high and _version_key(low) > _version_key(high):
-            return {"version": None, "version_known_by": "not_known", "version_evidence": [*evidence, "these contradict each other"]}
+            return {
+                "version": None,
+                "version_known_by": "not_known",
+                "version_evidence": [*evidence, "these contradict each other"],
+            }
         return {
-            "version": low if low and low == high else None, "version_known_by": "lines" if low or high else "not_known",
-            "version_at_least": low, "version_at_most": high, "version_evidence": evidence,
-        }  # fmt: skip
+            "version": low if low and low == high else None,
+            "version_known_by": "lines" if low or high else "not_known",
+            "version_at_least": low,
+            "version_at_most": high,
+            "version_evidence": evidence,
+        }
 
     def _weights(self) -> list[Weights]:
         rows: list[Weights] = []
@@ -1316,11 +1143,20 @@ class LogReader:
             seen[line.rank] += 1
             rows.append(
                 Weights(
-                    role=role, gib=_number(pairs.get("mem usage")), avail_gib=_number(pairs.get("avail mem")), seconds=_number(pairs.get("elapsed")),
-                    model_class=model, dtype=(pairs.get("dtype") or "").removeprefix("torch.") or None, quant=pairs.get("quant"),
-                    quant_algo=pairs.get("quant_algo"), fmt=pairs.get("fmt"), line_no=line.number, line=_short(line.quote), rank=line.rank,
+                    role=role,
+                    gib=_number(pairs.get("mem usage")),
+                    avail_gib=_number(pairs.get("avail mem")),
+                    seconds=_number(pairs.get("elapsed")),
+                    model_class=model,
+                    dtype=(pairs.get("dtype") or "").removeprefix("torch.") or None,
+                    quant=pairs.get("quant"),
+                    quant_algo=pairs.get("quant_algo"),
+                    fmt=pairs.get("fmt"),
+                    line_no=line.number,
+                    line=_short(line.quote),
+                    rank=line.rank,
                 )
-            )  # fmt: skip
+            )
         return rows
 
     def _quantization(self, weights: Sequence[Weights]) -> dict[str, str | None]:
@@ -1358,10 +1194,19 @@ class LogReader:
             draft_group = index > first[rank]
             swa_lines = [n for n in totals.get(rank, []) if n > entries[-1]["line"].number]
             is_swa = len(entries) == 2 and bool(swa_lines) and all(e["label"] is None for e in entries)
-            speculative = _speculative(self.args, self.asked) or len(self.facts["weights"]) > len({line.rank for line, _ in self.facts["weights"]})
+            speculative = _speculative(self.args, self.asked) or len(self.facts["weights"]) > len(
+                {line.rank for line, _ in self.facts["weights"]}
+            )
             for position, entry in enumerate(entries):
                 draft = draft_group or bool(entry.get("draft")) or (entry["label"] or "").lower().startswith("draft")
-                draft = draft or (not is_swa and entry["label"] is None and position > 0 and not ends.get(rank) and speculative and not entry["post"])
+                draft = draft or (
+                    not is_swa
+                    and entry["label"] is None
+                    and position > 0
+                    and not ends.get(rank)
+                    and speculative
+                    and not entry["post"]
+                )
                 if entry["label"]:
                     label, known = entry["label"].lower(), "line"
                 elif is_swa:
@@ -1382,10 +1227,23 @@ class LogReader:
         low, high, likely = bytes_per_token(tokens, [size for size in (k, v, kv) if size is not None])
         total = kv if kv is not None else (round(k + v, 4) if k is not None and v is not None else None)
         return KvPool(
-            role=role, label=label, label_known_by=known, dtype=dtype, dtype_known_by=by, tokens=tokens, k_gib=k, v_gib=v, kv_gib=total,
-            bytes_per_token=likely, bytes_per_token_low=low, bytes_per_token_high=high, upper_bound=entry["state"] == "VA upper bound",
-            line_no=line.number, line=_short(line.quote), rank=line.rank,
-        )  # fmt: skip
+            role=role,
+            label=label,
+            label_known_by=known,
+            dtype=dtype,
+            dtype_known_by=by,
+            tokens=tokens,
+            k_gib=k,
+            v_gib=v,
+            kv_gib=total,
+            bytes_per_token=likely,
+            bytes_per_token_low=low,
+            bytes_per_token_high=high,
+            upper_bound=entry["state"] == "VA upper bound",
+            line_no=line.number,
+            line=_short(line.quote),
+            rank=line.rank,
+        )
 
     def _kv_summary(self, pools: Sequence[KvPool], totals: Sequence[PoolTotal]) -> KvSummary | None:
         real = [p for p in pools if not p.upper_bound] or list(pools)
@@ -1394,7 +1252,10 @@ class LogReader:
             return None
         full = [p for p in target if p.label != "swa"] or target
         sizes = {rank: sum(p.kv_gib or 0.0 for p in target if p.rank == rank) for rank in {p.rank for p in target}}
-        drafts = {rank: sum(p.kv_gib or 0.0 for p in real if p.role == "draft" and p.rank == rank) for rank in {p.rank for p in real}}
+        drafts = {
+            rank: sum(p.kv_gib or 0.0 for p in real if p.role == "draft" and p.rank == rank)
+            for rank in {p.rank for p in real}
+        }
         target_gib = max(sizes.values()) if sizes else (max(t.gib for t in totals) if totals else None)
         draft_gib = max(drafts.values()) if any(p.role == "draft" for p in real) else None
         dtypes = {p.dtype for p in target if p.dtype} or {dtype for dtype, _ in self.using_dtype.values()}
@@ -1402,23 +1263,49 @@ class LogReader:
         tokens = {p.tokens for p in full} or {t.full_tokens for t in totals if t.full_tokens}
         eight_bit = None if dtype is None else ("float8" in dtype and "kv_scale_loaded" not in self.notices)
         return KvSummary(
-            dtype=dtype, dtype_known_by="line" if dtypes else "not_known", tokens=min(tokens) if tokens else None,
-            target_gib_per_rank=_rounded(target_gib), draft_gib_per_rank=_rounded(draft_gib),
+            dtype=dtype,
+            dtype_known_by="line" if dtypes else "not_known",
+            tokens=min(tokens) if tokens else None,
+            target_gib_per_rank=_rounded(target_gib),
+            draft_gib_per_rank=_rounded(draft_gib),
             total_gib_per_rank=_rounded(target_gib + (draft_gib or 0.0)) if target_gib is not None else None,
-            ranks_seen=len({p.rank for p in target}) or len({t.rank for t in totals}), ranks_differ=len(tokens) > 1,
+            ranks_seen=len({p.rank for p in target}) or len({t.rank for t in totals}),
+            ranks_differ=len(tokens) > 1,
             eight_bit_without_scales=eight_bit,
-        )  # fmt: skip
+        )
 
     def _capacity(self) -> Capacity | None:
         if self.capacity is None:
             return None
         line, pairs = self.capacity
         memory = next((key for key in pairs if re.fullmatch(r"available_\w+_mem", key)), None)
-        whole = {name: _whole_number(pairs.get(name)) for name in ("max_total_num_tokens", "chunked_prefill_size", "max_prefill_tokens", "max_running_requests", "context_len")}
+        whole = {
+            name: _whole_number(pairs.get(name))
+            for name in (
+                "max_total_num_tokens",
+                "chunked_prefill_size",
+                "max_prefill_tokens",
+                "max_running_requests",
+                "context_len",
+            )
+        }
         return Capacity(
-            line_no=line.number, line=_short(line.quote), rank=line.rank, available_mem_gib=_number(pairs.get(memory)) if memory else None,
-            memory=memory.split("_")[1] if memory else None, **whole,
-        )  # fmt: skip
+            line_no=line.number,
+            line=_short(line.quote),
+            rank=line.rank,
+            available_mem_gib=_number(pairs.get(memory)) if memory else None,
+            memory=memory.split("_")[1] if memory else None,
+            **whole,
+        )
+
+    def _after_target(self, pools: Sequence[KvPool]) -> float | None:
+        """Free memory after the target's pools, lowest rank: the first `Memory pool end` of each rank."""
+        first: dict[str | None, float] = {}
+        for line, gib in self.facts["pool_end"]:
+            if gib is not None:
+                first.setdefault(line.rank, gib)
+        told = [gib for _, count, gib in self.facts["left"] if not count]
+        return min(first.values()) if first and pools else (told[-1] if told else None)
 
     def _graphs_enabled(self) -> bool | None:
         graphs: list[Graph] = self.facts["graph"]
@@ -1427,12 +1314,14 @@ class LogReader:
             return True
         if any(g.state == "disabled" for g in decode):
             return False
-        spread = [values.get("graph") for _, _, values, kind in self.series.rows if kind == "decode" and "graph" in values]
+        spread = [
+            values.get("graph") for _, _, values, kind in self.series.rows if kind == "decode" and "graph" in values
+        ]
         return any(spread) if spread else None
 
     def _backends(self) -> list[Backend]:
         rows: dict[str, Backend] = {}
-        for kind in _BACKEND_ARGS:
+        for kind in BACKEND_ARGS:
             resolved = self.args.get(kind)
             asked = self.asked.get(kind)
             if resolved is None and asked is None:
@@ -1441,10 +1330,15 @@ class LogReader:
             taken = str(resolved) if resolved is not None and resolved != "auto" else None
             asked_text = str(asked) if asked is not None else None
             rows[kind] = Backend(
-                kind=kind, asked=asked_text, taken=taken, known_by="server_args" if taken else "not_known",
-                changed=asked_text != taken if asked_text and taken else None, line_no=line.number if line else 0,
-                line=_short(line.quote, 160) if line else "", rank=None,
-            )  # fmt: skip
+                kind=kind,
+                asked=asked_text,
+                taken=taken,
+                known_by="server_args" if taken else "not_known",
+                changed=asked_text != taken if asked_text and taken else None,
+                line_no=line.number if line else 0,
+                line=_short(line.quote, 160) if line else "",
+                rank=None,
+            )
         for line, kind, said, taken in self.facts["backend"]:
             before = rows.get(kind)
             command_asked = self.asked.get(kind)
@@ -1454,43 +1348,97 @@ class LogReader:
             if before is not None and before.known_by == "line" and said in (None, ""):
                 continue
             changed = (asked != taken and asked != "auto") if asked and taken else None
-            rows[kind] = Backend(kind=kind, asked=asked, taken=taken, known_by="line", changed=changed, line_no=line.number, line=_short(line.quote), rank=line.rank)
+            rows[kind] = Backend(
+                kind=kind,
+                asked=asked,
+                taken=taken,
+                known_by="line",
+                changed=changed,
+                line_no=line.number,
+                line=_short(line.quote),
+                rank=line.rank,
+            )
         moe = rows.get("moe_runner_backend")
         if self.moe_trace is not None and (moe is None or moe.known_by != "line"):
             asked = moe.asked if moe and moe.asked else (moe.taken if moe else None)
             rows["moe_runner_backend"] = Backend(
-                kind="moe_runner_backend", asked=asked, taken="triton", known_by="trace", changed=(asked not in ("triton", "auto")) if asked else None,
-                line_no=self.moe_trace.number, line=_short(self.moe_trace.quote), rank=self.moe_trace.rank,
-            )  # fmt: skip
+                kind="moe_runner_backend",
+                asked=asked,
+                taken="triton",
+                known_by="trace",
+                changed=(asked not in ("triton", "auto")) if asked else None,
+                line_no=self.moe_trace.number,
+                line=_short(self.moe_trace.quote),
+                rank=self.moe_trace.rank,
+            )
         return list(rows.values())
 
     def _notices(self, weights: Sequence[Weights], ends: Sequence[float]) -> list[Notice]:
         rows = [
-            Notice(id=ident, level=seen["level"], text=seen["text"], count=seen["count"], ranks=sorted(seen["ranks"], key=_rank_key),
-                   line_no=seen["line"].number, line=_short(seen["line"].quote), rank=seen["line"].rank)
+            Notice(
+                id=ident,
+                level=seen["level"],
+                text=seen["text"],
+                count=seen["count"],
+                ranks=sorted(seen["ranks"], key=_rank_key),
+                line_no=seen["line"].number,
+                line=_short(seen["line"].quote),
+                rank=seen["line"].rank,
+            )
             for ident, seen in self.notices.items()
-        ]  # fmt: skip
+        ]
         if self.retract_line is not None:
             line = self.retract_line
             rows.append(
-                Notice(id="retraction", level="medium", count=self.retractions, line_no=line.number, line=_short(line.quote), rank=line.rank,
-                       text=f"the KV pool was full {self.retractions} times; {self.retracted} requests were put back and computed again")
-            )  # fmt: skip
+                Notice(
+                    id="retraction",
+                    level="medium",
+                    count=self.retractions,
+                    line_no=line.number,
+                    line=_short(line.quote),
+                    rank=line.rank,
+                    text=f"the KV pool was full {self.retractions} times; {self.retracted} requests were put back "
+                    f"and computed again",
+                )
+            )
         for backend in self._backends():
             if backend.changed and backend.known_by == "trace":
                 rows.append(
-                    Notice(id="backend_ignored", level="high", line_no=backend.line_no, line=backend.line, rank=backend.rank,
-                           text=f"{backend.kind} {backend.asked} was asked for; the log shows {backend.taken}'s work and no message says so")
-                )  # fmt: skip
+                    Notice(
+                        id="backend_ignored",
+                        level="high",
+                        line_no=backend.line_no,
+                        line=backend.line,
+                        rank=backend.rank,
+                        text=f"{backend.kind} {backend.asked} was asked for; the log shows {backend.taken}'s work "
+                        f"and no message says so",
+                    )
+                )
             elif backend.changed:
                 rows.append(
-                    Notice(id="backend_changed", level="medium", line_no=backend.line_no, line=backend.line, rank=backend.rank,
-                           text=f"{backend.kind} {backend.asked} was asked for; {backend.taken} is used")
-                )  # fmt: skip
+                    Notice(
+                        id="backend_changed",
+                        level="medium",
+                        line_no=backend.line_no,
+                        line=backend.line,
+                        rank=backend.rank,
+                        text=f"{backend.kind} {backend.asked} was asked for; {backend.taken} is used",
+                    )
+                )
         slow = _slow_ranks(weights)
         if slow:
             row = next(w for w in weights if w.rank == slow[0])
-            rows.append(Notice(id="slow_ranks", level="low", ranks=slow, line_no=row.line_no, line=row.line, rank=row.rank, text="these ranks loaded their weights much later than the fastest"))
+            rows.append(
+                Notice(
+                    id="slow_ranks",
+                    level="low",
+                    ranks=slow,
+                    line_no=row.line_no,
+                    line=row.line,
+                    rank=row.rank,
+                    text="these ranks loaded their weights much later than the fastest",
+                )
+            )
         order = {level: index for index, level in enumerate(LEVELS)}
         return sorted(rows, key=lambda row: (-order[row.level], row.line_no))
 
@@ -1500,38 +1448,75 @@ class LogReader:
             line = parse_line(number, without_colours(raw or b""))
             rows.append(Batch(line_no=number, time=line.time, rank=line.rank, kind=kind, **values))
         spreads = {
-            kind: {name: Spread(n=int(s[0]), low=s[1], high=s[2], mean=round(s[3] / s[0], 6), last=s[4]) for name, s in names.items()}
+            kind: {
+                name: Spread(n=int(s[0]), low=s[1], high=s[2], mean=round(s[3] / s[0], 6), last=s[4])
+                for name, s in names.items()
+            }
             for kind, names in self.spreads.items()
         }
         queues = [names["queue"].high for names in spreads.values() if "queue" in names]
-        usages = [names[key].high for names in spreads.values() for key in ("usage", "full_usage", "swa_usage", "mamba_usage") if key in names]
+        usages = [
+            names[key].high
+            for names in spreads.values()
+            for key in ("usage", "full_usage", "swa_usage", "mamba_usage")
+            if key in names
+        ]
         return Batches(
-            decode_lines=self.counts["decode"], prefill_lines=self.counts["prefill"], engine_lines=self.counts["engine"], every=self.series.every,
-            series=rows, spreads=spreads, max_queue=int(max(queues)) if queues else None, max_usage=max(usages) if usages else None,
-        )  # fmt: skip
+            decode_lines=self.counts["decode"],
+            prefill_lines=self.counts["prefill"],
+            engine_lines=self.counts["engine"],
+            every=self.series.every,
+            series=rows,
+            spreads=spreads,
+            max_queue=int(max(queues)) if queues else None,
+            max_usage=max(usages) if usages else None,
+        )
 
     def _speculation(self, version: Mapping[str, Any]) -> Speculation | None:
         if self.accept_last is None:
             return None
         number, raw, length, rate = self.accept_last
         definition, steps, draft_tokens, by = accept_rate_definition(
-            list(self.accepts), self.args.get("speculative_num_steps"), self.args.get("speculative_num_draft_tokens"), version.get("version_at_least"), version.get("version_at_most")
+            list(self.accepts),
+            self.args.get("speculative_num_steps"),
+            self.args.get("speculative_num_draft_tokens"),
+            version.get("version_at_least"),
+            version.get("version_at_most"),
         )
         drafts = round(length - 1, 6)
-        acceptance = rate if definition == "drafts" else (drafts / steps if steps else (drafts / (draft_tokens - 1) if draft_tokens and draft_tokens > 1 else None))
-        any_accepted = any(pair[0] > 1.0 for pair in self.accepts)
+        if definition == "drafts":
+            acceptance: float | None = rate
+        elif steps:
+            acceptance = drafts / steps
+        else:
+            acceptance = None
+        any_accepted = length > 1.0 or any(pair[0] > 1.0 for pair in self.accepts)
         line = parse_line(number, raw)
         return Speculation(
-            active=any_accepted, lines=sum(self.accepts.values()), last_accept_len=length, last_accept_rate=rate, rate_definition=definition,
-            num_steps=steps, num_draft_tokens=draft_tokens, known_by=by, drafts_accepted_per_step=max(drafts, 0.0),
+            active=any_accepted,
+            lines=sum(self.accepts.values()) or self.counts["decode"],
+            last_accept_len=length,
+            last_accept_rate=rate,
+            rate_definition=definition,
+            num_steps=steps,
+            num_draft_tokens=draft_tokens,
+            known_by=by,
+            drafts_accepted_per_step=max(drafts, 0.0),
             draft_acceptance=_rounded(max(acceptance, 0.0)) if acceptance is not None else None,
             throughput_affected=acceptance < 0.25 if acceptance is not None else None,
-            rows=[{"len": a, "rate": b} for a, b in list(self.accepts)[:50]], line_no=number, line=_short(line.quote), rank=line.rank,
-        )  # fmt: skip
+            rows=[{"len": a, "rate": b} for a, b in list(self.accepts)[:50]],
+            line_no=number,
+            line=_short(line.quote),
+            rank=line.rank,
+        )
 
     def _vllm_capacities(self) -> list[VllmCapacity]:
         rows = []
-        sizes = [row["tokens"] // row["blocks"] for row in self.vllm_rows if row.get("tokens") and row.get("blocks") and row["tokens"] % row["blocks"] == 0]
+        sizes = [
+            row["tokens"] // row["blocks"]
+            for row in self.vllm_rows
+            if row.get("tokens") and row.get("blocks") and row["tokens"] % row["blocks"] == 0
+        ]
         told = self.args.get("block_size")
         size = sizes[0] if sizes else (told if isinstance(told, int) else 16)
         for row in self.vllm_rows:
@@ -1543,16 +1528,22 @@ class LogReader:
             if length and found.get("tokens") is not None:
                 found.setdefault("fits", found["tokens"] >= length)
             if length and found.get("printed_concurrency"):
-                found["real_token_capacity"] = round(found["printed_concurrency"] * length)
+                found["real_token_capacity"] = int(found["printed_concurrency"] * length + 1e-6)
                 printed = found.get("printed_tokens") or found.get("tokens")
                 if printed:
-                    found["consistent"] = abs(printed / length - found["printed_concurrency"]) <= 0.02 * found["printed_concurrency"] + 0.01
+                    found["consistent"] = (
+                        abs(printed / length - found["printed_concurrency"])
+                        <= 0.02 * found["printed_concurrency"] + 0.01
+                    )
             line: Line = row["line"]
             rows.append(VllmCapacity(line_no=line.number, line=_short(line.quote), rank=line.rank, **found))
         return rows
 
 
-_JOINABLE = re.compile(r"^(?:Mamba Cache is allocated|Load weight end|Capture |Engine startup timings|(?:[\w ]+ )?KV Cache is allocated|max_total_num_tokens=)")
+_JOINABLE = re.compile(
+    r"^(?:Mamba Cache is allocated|Load weight end|Capture |Engine startup timings|(?:[\w ]+ )?KV Cache is allocated|"
+    r"max_total_num_tokens=)"
+)
 
 
 # ------------------------------------------------------------------------------------------------ pure helpers
@@ -1561,24 +1552,27 @@ _JOINABLE = re.compile(r"^(?:Mamba Cache is allocated|Load weight end|Capture |E
 def bytes_per_token(tokens: int, sizes_gib: Sequence[float]) -> tuple[float | None, float | None, int | None]:
     """Bytes per token of a pool from its printed sizes: lowest, highest, and the roundest value between them.
 
-    A printed size is rounded to 0.01 GiB, so it allows a range. A real value is layers x heads x head_dim x element size,
-    a multiple of a large power of two; of the values in each part's range the one with the largest such factor is taken,
-    unless the range is wider than 4% (then None: a pool that prints 0.00 GB says nothing).
+    A printed size is rounded to 0.01 GiB, so it allows a range. A real value is layers x heads x head_dim x
+    element size,
+    a multiple of a large power of two; of the values in each part's range the one with the largest such factor is
+    taken,
+    unless the range is wider than 1% (then None: a pool that prints 0.00 GB says nothing).
 
     Args:
         tokens: tokens of the pool.
         sizes_gib: the printed parts (K and V, or one) in GiB.
 
-    Example: `bytes_per_token(21456, [1.64, 1.64])` is about (163644, 164645, 163840): 2 x 40 x 8 x 128 x 2 bytes.
+    Example: `bytes_per_token(21456, [1.64, 1.64])` is about (163157, 164644, 163840): 2 x 40 x 8 x 128 x 2 bytes.
     """
     if tokens <= 0 or not sizes_gib or any(size <= 0 for size in sizes_gib):
         return None, None, None
     low = high = 0.0
     total: int | None = 0
     for size in sizes_gib:
-        a, b = (size - 0.005) * GIB / tokens, (size + 0.005) * GIB / tokens
+        # Buffers hold one page (up to 64 tokens) more than the tokens that are counted.
+        a, b = (size - 0.005) * GIB / (tokens + 64), (size + 0.005) * GIB / tokens
         low, high = low + a, high + b
-        part = _roundest(a, b) if b - a <= 0.04 * b else None
+        part = _roundest(a, b) if b - a <= 0.01 * b else None
         total = total + part if total is not None and part is not None else None
     return round(max(low, 0.0), 2), round(high, 2), total
 
@@ -1594,7 +1588,8 @@ def _roundest(low: float, high: float) -> int | None:
 
 
 def kv_dtype_by_arithmetic(pool: KvPool, elements_per_token: int) -> str | None:
-    """The element size class of a pool from the model's elements per token and rank: '16-bit', '8-bit', '4-bit' or None.
+    """The element size class of a pool from the model's elements per token and rank: '16-bit', '8-bit', '4-bit' or
+    None.
 
     Args:
         pool: a pool whose line does not name the dtype.
@@ -1604,17 +1599,23 @@ def kv_dtype_by_arithmetic(pool: KvPool, elements_per_token: int) -> str | None:
     """
     if pool.bytes_per_token_low is None or pool.bytes_per_token_high is None or elements_per_token <= 0:
         return None
-    slack = 1 + 64 / max(pool.tokens, 64)  # the buffers hold one page more than the tokens that are counted
-    fits = [name for name, size in (("16-bit", 2.0), ("8-bit", 1.0), ("4-bit", 0.5625)) if pool.bytes_per_token_low / slack <= elements_per_token * size <= pool.bytes_per_token_high]
+    sizes = (("16-bit", 2.0), ("8-bit", 1.0), ("4-bit", 0.5625))
+    low, high = pool.bytes_per_token_low, pool.bytes_per_token_high
+    fits = [name for name, size in sizes if low <= elements_per_token * size <= high]
     return fits[0] if len(fits) == 1 else None
 
 
 def accept_rate_definition(
-    pairs: Sequence[tuple[float, float]], num_steps: Any = None, num_draft_tokens: Any = None, version_low: str | None = None, version_high: str | None = None
+    pairs: Sequence[tuple[float, float]],
+    num_steps: Any = None,
+    num_draft_tokens: Any = None,
+    version_low: str | None = None,
+    version_high: str | None = None,
 ) -> tuple[str, int | None, int | None, str]:
     """Which of SGLang's two accept rates a log prints, with the number of draft steps that follows from it.
 
-    Until 0.5.10 the rate is accept_len / num_draft_tokens, since 0.5.11 it is (accept_len - 1) / num_steps. Both numbers are
+    Until 0.5.10 the rate is accept_len / num_draft_tokens, since 0.5.11 it is (accept_len - 1) / num_steps. Both
+    numbers are
     printed with two decimals; the whole number that fits all pairs under exactly one definition decides.
 
     Returns:
@@ -1624,7 +1625,11 @@ def accept_rate_definition(
     gives ("drafts", 4, 5, "arithmetic").
     """
     useful = [(length, rate) for length, rate in pairs if length >= 1.0 and rate >= 0.0][:2000]
-    new = [s for s in range(1, 65) if all(_within((a - 1) / s, b, 0.005 / s) for a, b in useful)] if any(a > 1.0 for a, _ in useful) else []
+    new = (
+        [s for s in range(1, 65) if all(_within((a - 1) / s, b, 0.005 / s) for a, b in useful)]
+        if any(a > 1.0 for a, _ in useful)
+        else []
+    )
     old = [d for d in range(2, 65) if all(_within(a / d, b, 0.005 / d) for a, b in useful)] if useful else []
     told_steps = num_steps if isinstance(num_steps, int) and num_steps > 0 else None
     told_tokens = num_draft_tokens if isinstance(num_draft_tokens, int) and num_draft_tokens > 1 else None
@@ -1659,7 +1664,8 @@ def _within(exact: float, printed: float, slack: float) -> bool:
 def parse_server_args(text: str) -> tuple[dict[str, Any], bool]:
     """The resolved arguments of a `server_args=` line and whether the line holds all of them.
 
-    Both forms are read: `ServerArgs(a='x', ...)` (until 0.5.18) and `{'a': 'x', ...}` (from 0.5.19; vLLM's too). A cut line
+    Both forms are read: `ServerArgs(a='x', ...)` (until 0.5.18) and `{'a': 'x', ...}` (from 0.5.19; vLLM's too). A
+    cut line
     gives the arguments that are whole. Nested objects become dictionaries, unknown objects text.
     """
     text = text.strip()
@@ -1731,7 +1737,7 @@ def _read_command(text: str) -> dict[str, str | bool]:
         if word.startswith("--") and len(word) > 2:
             flag, _, value = word[2:].partition("=")
             name = flag.replace("-", "_")
-            name = _ARG_ALIASES.get(name, name)
+            name = ARG_ALIASES.get(name, name)
             asked[name] = value.strip("'\"") if value else True
             if value:
                 name = None
@@ -1756,9 +1762,17 @@ def _mamba_pool(line: Line, groups: Mapping[str, str | None]) -> MambaPool:
         slack = ratio * (0.005 / issm + 0.005 / ssm) + 0.02 * ratio
         drafts = round(ratio) if round(ratio) >= 1 and abs(ratio - round(ratio)) <= slack and slack < 0.5 else None
     return MambaPool(
-        slots=int(groups["slots"] or 0), conv_gib=conv, ssm_gib=ssm, intermediate_ssm_gib=issm, intermediate_conv_gib=iconv,
-        total_gib=round(conv + ssm + (issm or 0.0) + (iconv or 0.0), 4), draft_tokens=drafts, line_no=line.number, line=_short(line.quote), rank=line.rank,
-    )  # fmt: skip
+        slots=int(groups["slots"] or 0),
+        conv_gib=conv,
+        ssm_gib=ssm,
+        intermediate_ssm_gib=issm,
+        intermediate_conv_gib=iconv,
+        total_gib=round(conv + ssm + (issm or 0.0) + (iconv or 0.0), 4),
+        draft_tokens=drafts,
+        line_no=line.number,
+        line=_short(line.quote),
+        rank=line.rank,
+    )
 
 
 def _largest_rank(rows: Sequence[Any], size: Callable[[Any], float | None]) -> float | None:
@@ -1771,7 +1785,13 @@ def _largest_rank(rows: Sequence[Any], size: Callable[[Any], float | None]) -> f
     return _rounded(max(sums.values())) if sums else None
 
 
-def _parts(weights: Sequence[Weights], pools: Sequence[KvPool], mamba: Sequence[MambaPool], graphs: Sequence[Graph], left: Sequence[Any]) -> dict[str, float]:
+def _parts(
+    weights: Sequence[Weights],
+    pools: Sequence[KvPool],
+    mamba: Sequence[MambaPool],
+    graphs: Sequence[Graph],
+    left: Sequence[Any],
+) -> dict[str, float]:
     parts: dict[str, float | None] = {
         "weights": _largest_rank(weights, lambda w: w.gib),
         "kv_target": _largest_rank([p for p in pools if p.role == "target" and not p.upper_bound], lambda p: p.kv_gib),
@@ -1789,12 +1809,34 @@ def _parts(weights: Sequence[Weights], pools: Sequence[KvPool], mamba: Sequence[
     return {name: value for name, value in parts.items() if value is not None}
 
 
-def _limited_by(capacity: Capacity | None, mamba: Sequence[MambaPool], args: Mapping[str, Any]) -> str | None:
+def _static_budget(weights: Sequence[Weights], args: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:
+    rows = [w for w in weights if w.gib is not None and w.avail_gib is not None and w.gib > 0]
+    if not rows:
+        return {"static_budget_gib": None, "mem_fraction_floor": None}
+    ranks = {w.rank for w in rows}
+    used = {rank: sum(w.gib or 0.0 for w in rows if w.rank == rank) for rank in ranks}
+    free = {rank: min(w.avail_gib or 0.0 for w in rows if w.rank == rank) for rank in ranks}
+    worst = max(ranks, key=lambda rank: used[rank] / (used[rank] + free[rank]))
+    total = used[worst] + free[worst]
+    fraction = args.get("mem_fraction_static")
+    if not isinstance(fraction, float) and failure is not None:
+        fraction = failure.values.get("mem_fraction_static")
+    return {
+        "static_budget_gib": _rounded(fraction * total) if isinstance(fraction, float) else None,
+        "mem_fraction_floor": math.ceil(used[worst] / total * 1e4) / 1e4,
+    }
+
+
+def _limited_by(
+    capacity: Capacity | None, mamba: Sequence[MambaPool], args: Mapping[str, Any], by_speculation: bool
+) -> str | None:
     """What bounds the number of running requests, where the log says enough."""
     if capacity is None or not capacity.max_running_requests:
         return None
     running = capacity.max_running_requests
     told = args.get("max_running_requests")
+    if by_speculation and told == running:
+        return f"speculative decoding's own default of {running} (set --max-running-requests)"
     if isinstance(told, int) and told == running:
         return f"the argument max_running_requests={told}"
     if mamba:
@@ -1816,7 +1858,12 @@ def _slow_ranks(weights: Sequence[Weights]) -> list[str]:
 
 
 def _rank_key(rank: str) -> tuple[tuple[str, int], ...]:
-    return tuple((part.rstrip("0123456789"), int(part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz") or 0)) if part[-1:].isdigit() and part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz").isdigit() else (part, 0) for part in rank.split())
+    return tuple(
+        (part.rstrip("0123456789"), int(part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz") or 0))
+        if part[-1:].isdigit() and part.lstrip("ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz").isdigit()
+        else (part, 0)
+        for part in rank.split()
+    )
 
 
 def _version_key(text: str) -> tuple[int, ...]:
@@ -1826,7 +1873,13 @@ def _version_key(text: str) -> tuple[int, ...]:
 def _told(line: Line | None, limit: int = 600) -> Told | None:
     if line is None:
         return None
-    return Told(line_no=line.number, line=_short(line.quote, limit), rank=line.rank, text=_short(line.text, limit), time=line.time)
+    return Told(
+        line_no=line.number,
+        line=_short(line.quote, limit),
+        rank=line.rank,
+        text=_short(line.text, limit),
+        time=line.time,
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -1846,19 +1899,26 @@ def _gib_after(text: str, key: str) -> float | None:
     at = text.rfind(key)
     if at < 0:
         return None
-    match = re.match(rf"({_NUM}) ?GB", text[at + len(key) :])
+    match = re.match(rf"({NUM}) ?GB", text[at + len(key) :])
     return float(match.group(1)) if match else None
 
 
 def _number(text: Any) -> float | None:
     if not text:
         return None
-    match = re.match(_NUM, str(text))
+    match = re.match(NUM, str(text))
     return float(match.group(0)) if match and len(match.group(0)) < 30 else None
 
 
 def _whole_number(text: str | None) -> int | None:
     return int(text) if text and re.fullmatch(r"-?\d{1,18}", text) else None
+
+
+def _plain_word(text: str) -> str | int | None:
+    text = text.strip("'\"")
+    if text == "None":
+        return None
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else text
 
 
 def _plain_int(text: str) -> int:

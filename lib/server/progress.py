@@ -55,11 +55,16 @@ _ROWS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
     (phase, re.compile(pattern), at_end)
     for phase, pattern, at_end in (
         ("serving", r"^(?:Decode|Prefill) batch\b", False),
-        ("ready", r"^The server is fired up and ready to roll!|^\(APIServer[^)]*\) INFO:\s+Application startup complete\.", True),
+        (
+            "ready",
+            r"^The server is fired up and ready to roll!|^\(APIServer[^)]*\) INFO:\s+Application startup complete\.",
+            True,
+        ),
         ("stopping", r"^SIGTERM received|^Gracefully exiting|^kill_process_tree called|Shutting down$", False),
         (
             "loading_weights",
-            r"(?:Loading|loading) (?P<detail>[\w ]*?)(?:checkpoint )?shards?:\s+\d+% Completed \| (?P<done>\d+)/(?P<total>\d+)",
+            r"(?:Loading|loading) (?P<detail>[\w ]*?)(?:checkpoint )?shards?:\s+\d+% Completed \| (?P<done>\d+)"
+            r"/(?P<total>\d+)",
             False,
         ),
         ("loading_weights", r"^Load(?:ing)? weights? begin|^Starting to load model|Load weight begin", False),
@@ -71,17 +76,38 @@ _ROWS: tuple[tuple[str, re.Pattern[str], bool], ...] = tuple(
         ("compiling_kernels", r"^Compiling|JIT compil|ninja: |Building extension module", False),
         (
             "capturing_graphs",
-            r"Capturing (?:batches|num tokens|piecewise|\w[\w ]*?)\s*(?:\((?P<detail>[^)]*)\))?:\s+\d+%\|[^|]*\|\s*(?P<done>\d+)/(?P<total>\d+)",
+            r"Capturing (?:batches|num tokens|piecewise|\w[\w ]*?)\s*(?:\((?P<detail>[^)]*)\))?:\s+\d+%\|[^|"
+            r"]*\|\s*(?P<done>\d+)/(?P<total>\d+)",
             False,
         ),
-        ("capturing_graphs", r"^Capture (?P<detail>[\w -]*?) ?(?:(?:cuda|cpu|npu|xpu) graph|CUDA graph|Graph)s? begin", False),
-        ("capturing_graphs", r"^Capture (?P<detail>[\w -]*?) ?(?:(?:cuda|cpu|npu|xpu) graph|CUDA graph|Graph)s? end", True),
+        (
+            "capturing_graphs",
+            r"^Capture (?P<detail>[\w -]*?) ?(?:(?:cuda|cpu|npu|xpu) graph|CUDA graph|Graph)s? begin",
+            False,
+        ),
+        (
+            "capturing_graphs",
+            r"^Capture (?P<detail>[\w -]*?) ?(?:(?:cuda|cpu|npu|xpu) graph|CUDA graph|Graph)s? end",
+            True,
+        ),
         ("capturing_graphs", r"^Capturing CUDA graphs", False),
-        ("allocating_kv", r"^(?:[\w ]+ )?KV Cache (?:is allocated|VA upper bound|skipped)|^Mamba Cache is allocated", False),
-        ("allocating_kv", r"^SWAKVPool |^Memory profiling:|memory calculation:|KV cache size:|^Initialize \w+TokenToKVPool", False),
+        (
+            "allocating_kv",
+            r"^(?:[\w ]+ )?KV Cache (?:is allocated|VA upper bound|skipped)|^Mamba Cache is allocated",
+            False,
+        ),
+        (
+            "allocating_kv",
+            r"^SWAKVPool |^Memory profiling:|memory calculation:|KV cache size:|^Initialize \w+TokenToKVPool",
+            False,
+        ),
         ("allocating_kv", r"^Memory pool end", True),
         ("warming_up", r"^Start of .*warmup|^Warm(?:ing|up)|\"(?:GET /model_info|GET /get_model_info) HTTP", False),
-        ("starting_http", r"Started server process|Waiting for application startup|Uvicorn running on|Application startup complete", False),
+        (
+            "starting_http",
+            r"Started server process|Waiting for application startup|Uvicorn running on|Application startup complete",
+            False,
+        ),
         ("starting_http", r"^max_total_num_tokens=", False),
         ("distributed_init", r"^Init (?:torch distributed|parallel) begin|^init_threads_binding", False),
         ("distributed_init", r"^Init (?:torch distributed|parallel) ends|^Memory baseline taken", True),
@@ -95,7 +121,7 @@ def phase_of(line: str | bytes) -> Phase | None:
     """The phase that one log line shows, or None if the line says nothing about it.
 
     Prefixes, colours and carriage returns are handled; of several messages in one physical line the last one counts.
-    Example: `phase_of("Multi-thread loading shards:  50% Completed | 1/2 [00:00<00:00, 7it/s]")` is loading_weights 1/2.
+    Example: `phase_of("Multi-thread loading shards:  50% Completed | 1/2 [00:00<00:00]")` is loading_weights 1/2.
     """
     raw = line.encode("utf-8", "replace") if isinstance(line, str) else line
     found: Phase | None = None
@@ -106,11 +132,8 @@ def phase_of(line: str | bytes) -> Phase | None:
             if not match:
                 continue
             groups = match.groupdict()
-            last = match
             if groups.get("total"):
-                for last in pattern.finditer(text):
-                    pass
-                groups = last.groupdict()
+                groups = list(pattern.finditer(text[-4000:]) or [match])[-1].groupdict()
             total = _number(groups.get("total"))
             done = _number(groups.get("done"))
             found = Phase(

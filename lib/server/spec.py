@@ -15,8 +15,13 @@ from lib.server.flags import launch_argv
 from lib.server.launch import ServerSpec
 
 
-def server_spec(name: str, params: ServerParams) -> ServerSpec:
+def server_spec(name: str, params: ServerParams, strict: bool = True) -> ServerSpec:
     """The launch that these parameters mean; one argv function for the sweep, the benchmark and the unit file alike.
+
+    Args:
+        name: what the launch is called.
+        params: the server's parameters.
+        strict: False passes flags and choices that this version doesn't know, so that SGLang refuses them in its own words.
 
     Raises:
         BadInput: no such model folder, not a model, or no SGLang behind `server.python`.
@@ -35,6 +40,7 @@ def server_spec(name: str, params: ServerParams) -> ServerSpec:
         version,
         params.host,
         params.port or 1,
+        strict=strict,
     )
     argv = list(launch.argv)
     argv[argv.index("--port") + 1] = "{port}"  # known only when the server is started

@@ -159,7 +159,7 @@ class Supervisor:
         pipe = server.stdout.fileno() if server.stdout else -1
         closed_at: float | None = None
         while True:
-            ready = bool(select.select([pipe], [], [], POLL_S)[0]) if pipe >= 0 else bool(time.sleep(POLL_S))
+            ready = bool(select.select([pipe] if pipe >= 0 else [], [], [], POLL_S)[0])
             if ready:
                 chunk = os.read(pipe, 1 << 16)
                 self._write(log, self.filter.feed(chunk) if chunk else self.filter.finish())

@@ -1,23 +1,26 @@
 """Notebook 02: candidates launched one after the other, each outcome from evidence.
 
-    asked --launch--> died      -> class and line from the log (crashes, unsupported_here, out_of_memory)
-                  --> not ready -> hangs
-                  --> ready     -> ran what was asked?  no: silently_ignored
-                               -> answers as the reference does?  garbage / numerically_off / works
+asked --launch--> died      -> class and line from the log (crashes, unsupported_here, out_of_memory)
+              --> not ready -> hangs
+              --> ready     -> ran what was asked?  no: silently_ignored
+                           -> answers as the reference does?  garbage / numerically_off / works
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lib.audit.compare import ScoreComparison, compare_scores
 from lib.audit.probes import read_scores, score_documents, tokenize_documents
 from lib.errors import BadInput
+from lib.model.facts import Checkpoint
 from lib.params import Candidate, SweepParams
 from lib.records import Evidence, Measured, Record, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer, ask, read_answer
+from lib.server.flags import Gpu, ModelFacts, check_arguments
 from lib.server.launch import LaunchRecord, read_failure
 
 #: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
@@ -42,7 +45,10 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
         return []
     by_id = {c.id: c for c in params.candidates}
     if params.reference not in by_id or len(by_id) != len(params.candidates):
-        raise BadInput(f"candidates with unique ids, one of them the reference {params.reference!r}", f"{[c.id for c in params.candidates]}")
+        raise BadInput(
+            f"candidates with unique ids, one of them the reference {params.reference!r}",
+            f"{[c.id for c in params.candidates]}",
+        )
     order = [by_id[params.reference], *(c for c in params.candidates if c.id != params.reference)]
     reference_scores: Measurement | None = None
     tried = []
@@ -54,13 +60,24 @@ def run_sweep(run: NotebookRun) -> list[Tried]:
     return sorted(tried, key=lambda t: [c.id for c in params.candidates].index(t.candidate.id))
 
 
-def _try(run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None) -> tuple[Tried, Measurement | None]:
-    handle = run.server(candidate.id, candidate.flags, candidate.environment, ready_timeout_s=candidate.ready_timeout_s)
+def _try(
+    run: NotebookRun, params: SweepParams, candidate: Candidate, reference: Measurement | None
+) -> tuple[Tried, Measurement | None]:
+    handle = run.server(
+        candidate.id, candidate.flags, candidate.environment, False, ready_timeout_s=candidate.ready_timeout_s
+    )
     launch = run.try_launch(handle)
     answer = scores = None
     if launch.ready_s is not None:
         known = run.profile.known_answer
-        asked = run.measure(f"{candidate.id}/answer", handle, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens)
+        asked = run.measure(
+            f"{candidate.id}/answer",
+            handle,
+            ask,
+            keep_errors=True,
+            prompt=known.prompt,
+            max_new_tokens=known.max_new_tokens,
+        )
         answer = read_answer(asked.json("answer.json"), known.expect) if asked.ok else None
         scores = _score(run, params, handle, candidate)
         handle.stop()
@@ -74,8 +91,12 @@ def _try(run: NotebookRun, params: SweepParams, candidate: Candidate, reference:
 
 
 def _score(run: NotebookRun, params: SweepParams, handle: ServerHandle, candidate: Candidate) -> Measurement:
-    documents = run.measure("documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens)
-    return run.measure(f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json"))
+    documents = run.measure(
+        "documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens
+    )
+    return run.measure(
+        f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json")
+    )
 
 
 def judge(
@@ -91,27 +112,39 @@ def judge(
     """The trial of one candidate: its outcome, the reason, and the line of the log that shows it."""
     log_file = run.log_file(launch)
     values: dict[str, Measured] = {
-        "ready_s": Measured(value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)),
+        "ready_s": Measured(
+            value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)
+        ),
         "mean_absolute": Measured(
-            value=compared.mean_absolute if compared else None, unit="nat/token", n=compared.tokens if compared else None,
+            value=compared.mean_absolute if compared else None,
+            unit="nat/token",
+            n=compared.tokens if compared else None,
             reason="against the reference" if compared else "no scores to compare",
         ),
-    }  # fmt: skip
+    }
     common: dict[str, Any] = {
-        "id": candidate.id, "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items()) or "as the profile",
-        "launch_ids": [launch.launch_id], "seconds": launch.ready_s or launch.ended_s,
-    }  # fmt: skip
+        "id": candidate.id,
+        "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items())
+        or "as the profile",
+        "launch_ids": [launch.launch_id],
+        "seconds": launch.ready_s or launch.ended_s,
+    }
     if launch.ready_s is None:
         outcome, reason, evidence = failed_launch(run, launch)
         return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
     invalid = scores.stamp.invalid if scores else None
     if invalid:
-        return Trial(outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common)
+        return Trial(
+            outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common
+        )
     if scores is not None and scores.stamp.error:
         return Trial(
-            outcome="garbage" if "NaN" in scores.stamp.error else "crashes", reason=scores.stamp.error,
-            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)], values=values, **common,
-        )  # fmt: skip
+            outcome="garbage" if "NaN" in scores.stamp.error else "crashes",
+            reason=scores.stamp.error,
+            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)],
+            values=values,
+            **common,
+        )
     quality = _quality(answer, compared, params.limit_nats, is_reference)
     ignored, evidence = not_honoured(run, candidate.flags, launch)
     if quality:
@@ -135,8 +168,13 @@ def failed_launch(run: NotebookRun, launch: LaunchRecord) -> tuple[str, str, Evi
         phase = launch.phases[-1][0] if launch.phases else "before its first line"
         return "hangs", f"not ready after {launch.ended_s} s; last seen: {phase}", run.evidence(file)
     if failure is None or not failure.cause_known:
-        return "crashes", f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause", run.evidence(file)
-    reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {(failure.phase or 'starting').replace('_', ' ')}: {failure.root_cause}"
+        return (
+            "crashes",
+            f"exit code {launch.exit_code} after {launch.ended_s} s; its log names no known cause",
+            run.evidence(file),
+        )
+    phase = (failure.phase or "starting").replace("_", " ")
+    reason = f"exit code {launch.exit_code} after {launch.ended_s} s, while {phase}: {failure.root_cause}"
     return failure.outcome, reason, run.evidence(file, failure.line_no, failure.line)
 
 
@@ -149,18 +187,24 @@ def not_honoured(run: NotebookRun, flags: Mapping[str, Any], launch: LaunchRecor
         if asked and backend.taken and backend.taken != asked and backend.known_by in ("line", "trace"):
             info = run.server_info(launch) or {}
             repeats = f"; /server_info still says {info.get(backend.kind)}" if info.get(backend.kind) == asked else ""
-            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(file, backend.line_no, backend.line)
+            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(
+                file, backend.line_no, backend.line
+            )
     ready = log.ready if log else None
     return None, run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)
 
 
-def _quality(answer: Answer | None, compared: ScoreComparison | None, limit: float, is_reference: bool) -> tuple[str, str] | None:
+def _quality(
+    answer: Answer | None, compared: ScoreComparison | None, limit: float, is_reference: bool
+) -> tuple[str, str] | None:
     if answer is not None and answer.degenerate:
         return "garbage", f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})"
     if answer is not None and answer.correct is False:
         return "garbage", f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}"
     if compared is not None and not is_reference and compared.mean_absolute > limit:
-        words = f"mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens, limit {limit:g}"
+        words = (
+            f"mean |difference| {compared.mean_absolute:.4f} nat/token over {compared.tokens} tokens, limit {limit:g}"
+        )
         return ("garbage" if compared.mean_absolute > 1.0 else "numerically_off"), words
     return None
 
@@ -181,23 +225,34 @@ def verdicts(run: NotebookRun, tried: Sequence[Tried]) -> list[Verdict]:
     params: SweepParams = run.params  # type: ignore[assignment]
     made = [
         Verdict(
-            id=t.trial.id, claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
-            status=t.trial.status, measured=t.trial.values["mean_absolute"] if t.comparison else None,
-            limit=f"mean |difference| at most {params.limit_nats:g} nat/token", rule="lib.server.sweep",
-            reason=f"{t.trial.outcome.replace('_', ' ')}: {t.trial.reason}", evidence=t.trial.evidence, launch_ids=t.trial.launch_ids,
+            id=t.trial.id,
+            claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
+            status=t.trial.status,
+            measured=t.trial.values["mean_absolute"] if t.comparison else None,
+            limit=f"mean |difference| at most {params.limit_nats:g} nat/token",
+            rule="lib.server.sweep",
+            reason=f"{t.trial.outcome.replace('_', ' ')}: {t.trial.reason}",
+            evidence=t.trial.evidence,
+            launch_ids=t.trial.launch_ids,
         )
         for t in tried
-    ]  # fmt: skip
+    ]
     working = [t for t in tried if t.trial.outcome == "works"]
     common: dict[str, Any] = {
-        "id": "a-backend-works", "claim": "At least one candidate works", "limit": "1 or more", "rule": "lib.server.sweep",
+        "id": "a-backend-works",
+        "claim": "At least one candidate works",
+        "limit": "1 or more",
+        "rule": "lib.server.sweep",
         "launch_ids": [i for t in working for i in t.trial.launch_ids],
-    }  # fmt: skip
+    }
     if not tried:
         return [Verdict(status=Status.INCONCLUSIVE, reason="no candidate was launched", **common)]
     names = ", ".join(t.candidate.id for t in working) or "none"
     evidence = [e for t in (working or tried) for e in t.trial.evidence]
-    return [*made, Verdict(status=Status.PASS if working else Status.FAIL, reason=f"works: {names}", evidence=evidence, **common)]
+    return [
+        *made,
+        Verdict(status=Status.PASS if working else Status.FAIL, reason=f"works: {names}", evidence=evidence, **common),
+    ]
 
 
 def recommendation(tried: Sequence[Tried]) -> str:
@@ -230,5 +285,88 @@ def launch_phases(launch: LaunchRecord, name: str = "") -> list[dict[str, Any]]:
     for place, (phase, began) in enumerate(starts):
         until = starts[place + 1][1] if place + 1 < len(starts) else end
         if until - began > 0.005:
-            rows.append({"series": name or launch.name, "name": phase.replace("_", " "), "start_s": began, "seconds": until - began})
+            rows.append({"launch": name or launch.name, "phase": phase.replace("_", " "), "seconds": until - began})
     return rows
+
+
+def expected_rows(run: NotebookRun) -> list[dict[str, Any]]:
+    """What the version's rules say of each candidate before it is launched."""
+    params: SweepParams = run.params  # type: ignore[assignment]
+    rows: list[dict[str, Any]] = []
+    for candidate in params.candidates if not run.attached else []:
+        handle = run.server(candidate.id, candidate.flags, candidate.environment, False)
+        version = run.version(handle)
+        gpu = next(iter(run.host()["gpus"]), None)
+        sm = int(float(gpu["compute_cap"]) * 10) if gpu else None
+        found = check_arguments(
+            {"model_path": handle.params.model, "flags": handle.params.flags, "environment": handle.params.environment},
+            version,
+            Gpu(sm=sm, name=gpu["name"] if gpu else "none", amx="amx_tile" in run.host()["cpu_features"]),
+            model_facts(run.checkpoint(handle)),
+            strict=False,
+        )
+        if not found:
+            rows.append({"candidate": candidate.id, "expected": "nothing known against it", "why": "", "source": ""})
+        for one in found:
+            rows.append(
+                {
+                    "candidate": candidate.id,
+                    "expected": one.outcome.replace("_", " "),
+                    "why": one.reason,
+                    "source": one.source,
+                }
+            )
+    return rows
+
+
+def honoured_rows(run: NotebookRun, tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Each asked backend: what /server_info repeats, what the log shows, and how that is known."""
+    rows = []
+    for one in tried:
+        log = run.log(one.launch)
+        info = run.server_info(one.launch) or {}
+        taken = {b.kind: b for b in log.backends} if log else {}
+        for flag, asked in one.candidate.flags.items():
+            backend = taken.get(flag)
+            rows.append(
+                {
+                    "candidate": one.candidate.id,
+                    "flag": flag,
+                    "asked": asked,
+                    "/server_info": info.get(flag, "(never answered)"),
+                    "log": (backend.taken or "not known") if backend else "not known",
+                    "known by": backend.known_by if backend else "not_known",
+                }
+            )
+    return rows
+
+
+def agreement_rows(tried: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Mean and largest difference from the reference for each candidate that serves."""
+    return [
+        {
+            "candidate": t.candidate.id,
+            "tokens": t.comparison.tokens,
+            "mean difference": t.comparison.pooled,
+            "mean |difference|": Measured(
+                value=t.comparison.mean_absolute, unit="nat/token", n=t.comparison.tokens, reason="mean"
+            ),
+            "largest": Measured(value=t.comparison.largest, unit="nat", n=1, reason="largest single token"),
+            "bit-identical": t.comparison.identical,
+        }
+        for t in tried
+        if t.comparison
+    ]
+
+
+def model_facts(checkpoint: Checkpoint | None) -> ModelFacts | None:
+    """What the argument rules need to know about a checkpoint; None where it isn't read or not understood."""
+    if checkpoint is None or checkpoint.architecture is None:
+        return None
+    nvfp4 = checkpoint.quantization.weights_algo == "NVFP4"
+    experts = "experts" in json.dumps(checkpoint.config)
+    return ModelFacts(
+        hybrid=checkpoint.architecture.recurrent_layers > 0,
+        nvfp4_experts=nvfp4 and experts,
+        nvfp4_dense=False if not nvfp4 else None if experts else True,
+    )

@@ -43,7 +43,12 @@ def test_paired_mean_difference_of_nothing_and_of_one_pair() -> None:
 
 @pytest.mark.parametrize(
     ("a", "b", "blocks"),
-    [([1.0], [1.0, 2.0], None), ([1.0, 2.0], [1.0, 2.0], ["x"]), ([math.nan], [1.0], None), ([1, 2, 3], [1, 2, 3], "xyx")],
+    [
+        ([1.0], [1.0, 2.0], None),
+        ([1.0, 2.0], [1.0, 2.0], "x"),
+        ([math.nan], [1.0], None),
+        ([1, 2, 3], [1, 2, 3], "xyx"),
+    ],
 )
 def test_paired_mean_difference_impossible(a: list[float], b: list[float], blocks: str | None) -> None:
     """Unequal lengths, a NaN, or a document in two places raise."""

@@ -1,7 +1,8 @@
-"""Run by a Python that has SGLang: prints what the real argument parser knows, or parses argument lists with it.
+"""Run by a Python that has SGLang: what the real argument parser knows, holds, or refuses. No server is started.
 
-Without input on stdin: one JSON list of all options. With input: a JSON list of argument lists; the answer holds for
-each the parsed values, or the parser's own error text. No ServerArgs is made and no server is started.
+Without input on stdin: one JSON list of all options. With `{"parse": [argument list, ...]}`: for each the parsed
+values, or the parser's own error text. With `{"check": [...]}`: for each the error of SGLang's argument checks
+(`ServerArgs` and `check_server_args`), or null.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import io
 import json
 import sys
 
+import sglang.version
 from sglang.srt.server_args import ServerArgs
 
 
@@ -50,16 +52,25 @@ if not asked.strip():
         for action in parser._actions
         if action.dest != "help"
     ]
-    print(json.dumps(rows))
+    print(json.dumps({"version": sglang.version.__version__, "answers": rows}))
+elif "check" in (request := json.loads(asked)):
+    answers = []
+    for arguments in request["check"]:
+        try:
+            ServerArgs.from_cli_args(parser.parse_args(arguments)).check_server_args()
+            answers.append({"error": None})
+        except (ValueError, TypeError, AssertionError, RuntimeError, NotImplementedError) as error:
+            answers.append({"error": f"{type(error).__name__}: {error}" if str(error) else type(error).__name__})
+    print(json.dumps({"version": sglang.version.__version__, "answers": answers}))
 else:
     answers = []
-    for arguments in json.loads(asked):
+    for arguments in request["parse"]:
         words = io.StringIO()
         try:
             with contextlib.redirect_stderr(words):
                 answers.append({"values": plain(vars(parser.parse_args(arguments)))})
         except SystemExit as end:
-            answers.append({"exit": end.code, "error": words.getvalue().strip().splitlines()[-1]})
-        except Exception as error:
+            answers.append({"exit": end.code, "error": words.getvalue()[-2000:]})
+        except (ValueError, TypeError, AssertionError) as error:
             answers.append({"exit": 1, "error": f"{type(error).__name__}: {error}"})
-    print(json.dumps(answers))
+    print(json.dumps({"version": sglang.version.__version__, "answers": answers}))

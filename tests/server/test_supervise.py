@@ -32,17 +32,27 @@ def wait_for(condition: Any, seconds: float = 10.0) -> Any:
 class Supervised:
     """A supervisor over a small Python program, owned by a process of the test's."""
 
-    def __init__(self, folder: Path, program: str, keep: bool = False, secrets: tuple[str, ...] = (), log: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, program: str, keep: bool = False, secrets: tuple[str, ...] = (), log: str | None = None
+    ) -> None:
         self.folder = folder
         self.owner = subprocess.Popen(["sleep", "300"])
         identity = local.process_id(self.owner.pid)
         assert identity
         spec = {
-            "argv": [sys.executable, "-u", "-c", program], "environment": dict(os.environ), "cwd": str(folder),
-            "log_path": log or str(folder / "server.log"), "status_path": str(folder / "status.json"), "secrets": list(secrets),
-            "owners": [(identity.pid, identity.start_time)], "keep": keep, "stop_deadline_s": 2.0,
+            "argv": [sys.executable, "-u", "-c", program],
+            "environment": dict(os.environ),
+            "cwd": str(folder),
+            "log_path": log or str(folder / "server.log"),
+            "status_path": str(folder / "status.json"),
+            "secrets": list(secrets),
+            "owners": [(identity.pid, identity.start_time)],
+            "keep": keep,
+            "stop_deadline_s": 2.0,
         }
-        self.process = subprocess.Popen([sys.executable, "-m", "lib.server.supervise"], stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "lib.server.supervise"], stdin=subprocess.PIPE, start_new_session=True, cwd=ROOT
+        )
         assert self.process.stdin
         self.process.stdin.write(json.dumps(spec).encode())
         self.process.stdin.close()
@@ -60,7 +70,9 @@ class Supervised:
             return ""
 
     def running(self) -> int:
-        return int(wait_for(lambda: self.status().get("state") == "running" and "up" in self.log() and self.status()["pid"]))
+        return int(
+            wait_for(lambda: self.status().get("state") == "running" and "up" in self.log() and self.status()["pid"])
+        )
 
     def end(self) -> None:
         self.owner.kill()
@@ -84,12 +96,22 @@ def supervised(tmp_path: Path) -> Any:
 
 
 FOREVER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.1)"
-STUBBORN = "import signal, subprocess, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsubprocess.Popen([sys.executable, '-c', 'import signal,time; signal.signal(15, signal.SIG_IGN); time.sleep(300)'])\ntime.sleep(0.5); print('up', flush=True)\nwhile True: time.sleep(0.1)"
+STUBBORN = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen([sys.executable, '-c', 'import signal,time; signal.signal(15, signal.SIG_IGN); time.sleep(300)'])
+time.sleep(0.5)
+print('up', flush=True)
+while True: time.sleep(0.1)
+"""
 
 
 def test_lines_are_redacted_before_they_reach_disk(supervised: Any) -> None:
     """An API key printed by the server, also in the middle of server_args, is not in the log file."""
-    one = supervised("print(\"server_args=ServerArgs(api_key='sk-abc123xyz', port=1)\"); print('plain s3cr3t-value end'); print('up')", secrets=("s3cr3t-value",))
+    one = supervised(
+        "print(\"server_args=ServerArgs(api_key='sk-abc123xyz', port=1)\"); print('plain s3cr3t-value end'); print('up')",
+        secrets=("s3cr3t-value",),
+    )
     wait_for(lambda: one.status().get("state") == "ended")
     assert "sk-abc123xyz" not in one.log() and "s3cr3t-value" not in one.log()
     assert "port=1" in one.log() and "up" in one.log()
@@ -158,9 +180,24 @@ def test_a_log_that_cannot_be_written_is_said_and_does_not_block_the_server(supe
 
 def test_a_missing_program_is_a_clear_end(tmp_path: Path) -> None:
     """A command that does not exist ends at once with 127 and the reason."""
-    spec = {"argv": ["/nonexistent/python"], "environment": {}, "cwd": str(tmp_path), "log_path": str(tmp_path / "l"),
-            "status_path": str(tmp_path / "status.json"), "secrets": [], "owners": [], "keep": True, "stop_deadline_s": 1.0}
-    subprocess.run([sys.executable, "-m", "lib.server.supervise"], input=json.dumps(spec).encode(), cwd=ROOT, check=True, timeout=20)
+    spec = {
+        "argv": ["/nonexistent/python"],
+        "environment": {},
+        "cwd": str(tmp_path),
+        "log_path": str(tmp_path / "l"),
+        "status_path": str(tmp_path / "status.json"),
+        "secrets": [],
+        "owners": [],
+        "keep": True,
+        "stop_deadline_s": 1.0,
+    }
+    subprocess.run(
+        [sys.executable, "-m", "lib.server.supervise"],
+        input=json.dumps(spec).encode(),
+        cwd=ROOT,
+        check=True,
+        timeout=20,
+    )
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["exit_code"] == 127 and "nonexistent" in status["start_error"]
 

@@ -1,0 +1,346 @@
+"""Notebook 06: the unit for the measured configuration, the proof that this configuration runs, and the state document."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lib.deploy.unit import UnitSpec, lint_unit, render_unit
+from lib.hosts import local
+from lib.params import DeployParams
+from lib.records import Evidence, Measured, Status, Verdict
+from lib.report.state import run_discoveries, state_markdown
+from lib.results import Measurement, NotebookRun, ServerHandle
+from lib.server.answers import Answer
+from lib.server.launch import LaunchRecord
+from lib.server.log_records import KvPool
+from lib.server.spec import server_spec
+
+#: The port of the service where params name none: SGLang's own default.
+SERVICE_PORT = 30000
+
+
+def configured(run: NotebookRun) -> ServerHandle:
+    """The server to deploy: the profile's, with the KV cache dtype that 06 was told to use."""
+    params: DeployParams = run.params  # type: ignore[assignment]
+    return run.server("deployed", {"kv_cache_dtype": params.kv_cache_dtype} if params.kv_cache_dtype else {})
+
+
+def unit_spec(
+    params: DeployParams,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    gpu: bool,
+    api_key_env: str | None,
+    ready_timeout_s: float,
+    stop_timeout_s: float,
+) -> UnitSpec:
+    """The unit of a configuration; a key never stands on the command line but in a root-readable file."""
+    return UnitSpec(
+        name=f"{params.service}.service",
+        description=params.description,
+        argv=tuple(argv),
+        environment=dict(environment),
+        environment_file=f"/etc/{params.service}.env" if api_key_env else None,
+        user=params.user,
+        working_directory=params.working_directory,
+        gpu=gpu,
+        load_timeout_s=ready_timeout_s,
+        drain_timeout_s=stop_timeout_s,
+    )
+
+
+def write_unit(
+    folder: Path,
+    argv: list[str],
+    environment: dict[str, str],
+    gpu: bool,
+    params: dict[str, Any],
+    api_key_env: str | None,
+    ready_timeout_s: float,
+    stop_timeout_s: float,
+) -> None:
+    """Renders the unit, lints it, and asks systemd where there is one (unit file, check.json)."""
+    deploy = DeployParams.model_validate(params)
+    spec = unit_spec(deploy, argv, environment, gpu, api_key_env, ready_timeout_s, stop_timeout_s)
+    text = render_unit(spec)
+    file = local.write_atomic(folder / spec.name, text)
+    checks: dict[str, Any] = {"unit": spec.name, "lint": [f.model_dump(mode="json") for f in lint_unit(text)]}
+    analyze = shutil.which("systemd-analyze")
+    if analyze:
+        out = subprocess.run([analyze, "verify", "--man=no", str(file)], capture_output=True, text=True, timeout=60)
+        checks["verify"] = {"exit_code": out.returncode, "output": (out.stdout + out.stderr).strip()}
+    else:
+        checks["verify"] = {"exit_code": None, "output": "systemd-analyze is not on this machine"}
+    local.write_atomic(folder / "check.json", json.dumps(checks, indent=1))
+
+
+def unit_of(run: NotebookRun, server: ServerHandle) -> Measurement | None:
+    """The rendered and checked unit (raw record `unit`); None for an attached server, whose command is not known."""
+    if server.attached:
+        run.skip("the unit", "an attached server's command line is not this workbook's")
+        return None
+    params: DeployParams = run.params  # type: ignore[assignment]
+    arguments: dict[str, Any] = {}
+    if not run.offline:
+        spec = server_spec(server.name, server.params)
+        port = str(server.params.port or SERVICE_PORT)
+        arguments = {
+            "argv": [part.replace("{port}", port) for part in spec.argv],
+            "environment": spec.environment,
+            "gpu": bool(run.host()["gpus"]),
+            "params": params.model_dump(mode="json"),
+            "api_key_env": server.params.api_key_env,
+            "ready_timeout_s": server.params.ready_timeout_s,
+            "stop_timeout_s": server.params.stop_timeout_s,
+        }
+    return run.measure("unit", None, write_unit, **arguments)
+
+
+def unit_text(unit: Measurement | None) -> str:
+    """The rendered unit, or why there is none."""
+    if unit is None:
+        return "(no unit: the server is attached)"
+    return (unit.folder / unit.json("check.json")["unit"]).read_text()
+
+
+def check_rows(unit: Measurement | None) -> list[dict[str, Any]]:
+    """What the linter and systemd say about the unit."""
+    if unit is None:
+        return []
+    checks = unit.json("check.json")
+    rows = [{"check": f"linter: {f.get('id')}", "result": f.get("what") or f.get("title")} for f in checks["lint"]]
+    rows = rows or [{"check": "linter", "result": "nothing found"}]
+    verify = checks["verify"]
+    return [
+        *rows,
+        {
+            "check": "systemd-analyze verify",
+            "result": f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
+        },
+    ]
+
+
+def same_command(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None) -> tuple[bool, str]:
+    """Whether the unit's ExecStart is the launched argv, but for the port."""
+    from lib.deploy.unit import parse_unit
+
+    if unit is None:
+        return False, "there is no unit"
+    commands = parse_unit(unit_text(unit)).commands("ExecStart")
+    inside = list(commands[0].argv) if commands else []
+    ran = list(launch.argv)
+    for argv in (inside, ran):
+        if "--port" in argv:
+            argv[argv.index("--port") + 1] = "PORT"
+    return (
+        inside == ran,
+        "ExecStart equals the launched command but for the port"
+        if inside == ran
+        else f"unit: {inside}; launched: {ran}",
+    )
+
+
+def pools(run: NotebookRun, launch: LaunchRecord) -> list[KvPool]:
+    """KV pools in this launch's log: each launch has a log of its own, so no line of an earlier one can be read."""
+    log = run.log(launch)
+    return [p for p in log.kv_pools if p.role == "target"] if log else []
+
+
+def proof_rows(run: NotebookRun, launch: LaunchRecord) -> list[dict[str, Any]]:
+    """What this launch's own lines and answers show."""
+    log, file = run.log(launch), run.log_file(launch)
+    rows: list[dict[str, Any]] = []
+    for pool in pools(run, launch):
+        rows.append(
+            {
+                "what": "KV cache allocated",
+                "value": f"{pool.dtype}, {pool.tokens} tokens",
+                "evidence": run.evidence(file, pool.line_no, pool.line),
+            }
+        )
+    if log and log.capacity:
+        rows.append(
+            {
+                "what": "capacity",
+                "value": f"{log.capacity.max_total_num_tokens} tokens, context {log.capacity.context_len}",
+                "evidence": run.evidence(file, log.capacity.line_no, log.capacity.line),
+            }
+        )
+    if log and log.ready:
+        rows.append(
+            {
+                "what": "ready",
+                "value": f"after {launch.ready_s} s",
+                "evidence": run.evidence(file, log.ready.line_no, log.ready.line),
+            }
+        )
+    return rows
+
+
+def verdicts(
+    run: NotebookRun, server: ServerHandle, launch: LaunchRecord, unit: Measurement | None, answer: Answer | None
+) -> list[Verdict]:
+    """Unit sound, unit is what ran, KV dtype as planned, answer right, server gone."""
+    params: DeployParams = run.params  # type: ignore[assignment]
+    made: list[Verdict] = []
+    if unit is not None:
+        made += [_unit_sound(run, unit), _verify(run, unit)]
+        same, reason = same_command(run, launch, unit)
+        made.append(
+            Verdict(
+                id="same-command",
+                claim="The unit starts exactly the command that was measured",
+                status=Status.PASS if same else Status.FAIL,
+                reason=reason,
+                rule="lib.server.flags.launch_argv",
+                limit="equal but for the port",
+                launch_ids=[launch.launch_id],
+                evidence=[
+                    run.evidence(unit.folder / unit.json("check.json")["unit"]),
+                    run.evidence(run.log_file(launch).parent / "launch.json"),
+                ],
+            )
+        )
+    made.append(_ready(run, launch))
+    made.append(_kv_dtype(run, launch, params.kv_cache_dtype))
+    made.append(_smoke(run, launch, answer))
+    record = next((r for r in server.launches() if r.launch_id == launch.launch_id), launch)
+    if record.stop is not None:
+        made.append(
+            Verdict(
+                id="gone",
+                claim="The server of this notebook is gone at its end",
+                status=Status.PASS if record.stop.gone else Status.FAIL,
+                reason=f"{record.stop.signals} in {record.stop.seconds} s; port free: {record.stop.port_free}; "
+                f"GPU: {record.stop.gpu_memory}",
+                rule="lib.server.launch",
+                limit="no process, port free",
+                launch_ids=[launch.launch_id],
+                evidence=[run.evidence(run.log_file(launch).parent / "launch.json")],
+            )
+        )
+    return made
+
+
+def _unit_sound(run: NotebookRun, unit: Measurement) -> Verdict:
+    found = unit.json("check.json")["lint"]
+    heavy = [f for f in found if f["level"] != "info"]
+    return Verdict(
+        id="unit-lint",
+        claim="The unit has none of the known mistakes of service units",
+        rule="lib.deploy.unit.lint_unit",
+        limit="no finding of level warning or error",
+        status=Status.FAIL if heavy else Status.PASS,
+        measured=Measured(value=len(heavy), unit="findings", reason="counted"),
+        reason="; ".join(f"{f.get('id')}: {f.get('what')}" for f in heavy) or "nothing found",
+        evidence=[run.evidence(unit.folder / "check.json")],
+    )
+
+
+def _verify(run: NotebookRun, unit: Measurement) -> Verdict:
+    verify = unit.json("check.json")["verify"]
+    common: dict[str, Any] = {
+        "id": "unit-verify",
+        "claim": "systemd accepts the unit",
+        "rule": "systemd-analyze verify",
+        "limit": "exit 0, no complaint",
+    }
+    if verify["exit_code"] is None:
+        return Verdict(status=Status.UNSUPPORTED, reason=verify["output"], **common)
+    ok = verify["exit_code"] == 0 and not verify["output"]
+    return Verdict(
+        status=Status.PASS if ok else Status.FAIL,
+        reason=f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
+        evidence=[run.evidence(unit.folder / "check.json")],
+        **common,
+    )
+
+
+def _ready(run: NotebookRun, launch: LaunchRecord) -> Verdict:
+    from lib.deploy.build import _loads
+
+    return _loads(run, launch)
+
+
+def _kv_dtype(run: NotebookRun, launch: LaunchRecord, planned: str | None) -> Verdict:
+    found = pools(run, launch)
+    wanted = {"bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(planned or "", planned)
+    common: dict[str, Any] = {
+        "id": "kv-dtype",
+        "claim": f"The KV cache is allocated as planned ({planned or 'whatever the checkpoint says'})",
+        "limit": wanted or "known",
+        "rule": "the pool line of this launch's log",
+        "launch_ids": [launch.launch_id],
+    }
+    if not found or found[0].dtype is None:
+        return Verdict(status=Status.INCONCLUSIVE, reason="no line of this launch tells the dtype", **common)
+    names = {(p.dtype or "").removeprefix("torch.") for p in found}
+    evidence = [run.evidence(run.log_file(launch), p.line_no, p.line) for p in found]
+    status = Status.PASS if not wanted or names == {wanted} else Status.FAIL
+    return Verdict(
+        status=status,
+        measured=Measured(value=", ".join(sorted(names)), reason="read"),
+        reason=f"allocated: {', '.join(sorted(names))}",
+        evidence=evidence,
+        **common,
+    )
+
+
+def _smoke(run: NotebookRun, launch: LaunchRecord, answer: Answer | None) -> Verdict:
+    common: dict[str, Any] = {
+        "id": "smoke",
+        "claim": "It answers a request, not degenerate and as expected",
+        "limit": f"begins with {run.profile.known_answer.expect!r}",
+        "rule": "lib.server.answers",
+        "launch_ids": [launch.launch_id],
+    }
+    if answer is None:
+        return Verdict(status=Status.INCONCLUSIVE, reason="it never answered", **common)
+    wrong = answer.degenerate or (f"it says {answer.text[:40]!r}" if answer.correct is False else None)
+    return Verdict(
+        status=Status.FAIL if wrong else Status.PASS,
+        reason=wrong or f"it says {answer.text[:40]!r}",
+        evidence=[run.evidence(run.raw / "answer" / "answer.json", quote=answer.text[:80])],
+        **common,
+    )
+
+
+def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict]) -> Path:
+    """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence."""
+    params: DeployParams = run.params  # type: ignore[assignment]
+    here = run.evidence(run.log_file(launch).parent / "launch.json")
+    instructions: list[Any] = []
+    if unit is not None:
+        name = unit.json("check.json")["unit"]
+        file = run.evidence(unit.folder / name)
+        instructions = [
+            (
+                f"Copy {name} to /etc/systemd/system/ as root, then: systemctl daemon-reload && systemctl enable --now {params.service}",
+                file,
+            ),
+            (
+                f"Read only the current start: journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID {params.service})",
+                file,
+            ),
+            ("Stop an old server by its unit or its process identity, never by the name of a program", here),
+        ]
+    earlier = list(run.earlier().values())
+    done: list[Any] = [(f"{r.title}: {r.recommendation}", Evidence(path=f"{r.notebook}.result.json")) for r in earlier]
+    done.append((f"Ran the configuration as launch {launch.launch_id} ({launch.state})", here))
+    text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made], done)
+    return local.write_atomic(run.folder / "state.md", text)
+
+
+def recommendation(made: Sequence[Verdict]) -> str:
+    """Deploy, or what stands against it."""
+    bad = [v.id for v in made if v.status in (Status.FAIL, Status.INVALID, Status.ERROR)]
+    return (
+        f"Do not deploy yet: {', '.join(bad)}."
+        if bad
+        else "This configuration ran and was verified: the unit may be installed (see state.md)."
+    )
