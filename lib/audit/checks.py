@@ -839,6 +839,24 @@ def d3(look: Look) -> Outcome:
     )
 
 
+def d5(look: Look) -> Outcome:
+    if not look("speculative_algorithm"):
+        return _not_for("no speculative decoding")
+    topk, page = look("speculative_eagle_topk"), look("page_size")
+    if topk is None or page is None:
+        raise Missing(["speculative_eagle_topk", "page_size"], "the value is worked out at start-up")
+    if int(topk) <= 1 or int(page) <= 1:
+        return _fine(f"topk {topk}, page size {page}: not a draft tree over pages", "no_tree_over_pages")
+    if look.version() > (0, 5, 11, 99):
+        return _fine("a version that refuses a tree over pages on a backend that cannot do it", "refused_where_wrong")
+    return _found(
+        "warning",
+        "tree_over_pages",
+        f"a draft tree (topk {topk}) over pages of {page} tokens: its own source calls it incorrect on some backends",
+        changes=({"speculative_eagle_topk": 1}, {"page_size": 1}),
+    )
+
+
 def d4(look: Look) -> Outcome:
     if not look("speculative_algorithm"):
         return _not_for("no speculative decoding")
@@ -1228,6 +1246,10 @@ def v2(look: Look) -> Outcome:
     if look.line("vllm_scale_default"):
         return _found(
             "warning", "scale_1.0_in_use", "vLLM says that the KV scale is 1.0", values={"scale_in_effect": 1.0}
+        )
+    if look.line("vllm_uncalibrated"):
+        return _found(
+            "warning", "uncalibrated_attention_scale", "vLLM runs FP8 attention with a scale of 1.0 for the query or P"
         )
     if look.line("vllm_q_scale"):
         return _fine("K and V scales are in the checkpoint (V1)", "kv_scales_present")

@@ -94,6 +94,7 @@ _NUMBER = {
     "context_length": int,
     "chunked_prefill_size": int,
     "speculative_eagle_topk": int,
+    "page_size": int,
     "speculative_draft_window_size": int,
     "speculative_accept_threshold_single": float,
     "speculative_accept_threshold_acc": float,
@@ -508,9 +509,7 @@ def facts_of_checkpoint(checkpoint: Checkpoint, name: str) -> list[Fact]:
             )
         )
     template = checkpoint.chat_template
-    facts.append(
-        make_fact("has_chat_template", template is not None, "read", "checkpoint", path=template or name)
-    )
+    facts.append(make_fact("has_chat_template", template is not None, "read", "checkpoint", path=template or name))
     generation = checkpoint.generation_config
     facts.append(make_fact("generation_config", generation or False, "read", "checkpoint", path=name))
     return facts
@@ -843,12 +842,14 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "log": ("log", "logs", "lines", "server_log"),
     "trace": ("trace", "kernels", "profile"),
     "tensors": ("checkpoint_tensor_names", "tensor_names", "tensors"),
-    "output": ("output", "content", "completion", "text_out"),
+    "output": ("output", "content", "completion", "response", "answer"),
+    "class": ("model_class", "architecture", "architectures", "model_type_class"),
+    "requests": ("request_params", "sampling_params", "request"),
     "gpu": ("gpu", "gpus", "hardware", "device"),
 }
 
 
-def described_facts(description: Mapping[str, Any] | str, folder: Path = Path()) -> Facts:
+def described_facts(description: Mapping[str, Any] | list[str] | str, folder: Path = Path()) -> Facts:
     """Facts from a description of a deployment: one object whose keys hold what a person would paste.
 
     Args:
@@ -860,8 +861,8 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
     Raises:
         BadInput: an input in it cannot be read.
     """
-    if isinstance(description, str):
-        return gather(log_facts(description.splitlines(), "log"))
+    if isinstance(description, str | list | tuple):
+        return gather(log_facts(_joined(description, "\n").splitlines(), "log"))
     given = dict(description)
     groups: list[list[Fact]] = []
 
@@ -890,13 +891,27 @@ def described_facts(description: Mapping[str, Any] | str, folder: Path = Path())
     if trace is not None:
         names = list(map(str, trace)) if isinstance(trace, list | tuple) else [str(trace)]
         groups.append(stated_facts({"kernel_trace": names}, "trace"))
-    output = take("output")
+    output = _content(take("output"))
     if output is not None:
-        groups.append(stated_facts({"output_text": str(output)}, "output"))
+        groups.append(stated_facts({"output_text": output}, "output"))
+    named_class = take("class")
+    if isinstance(named_class, list) and named_class:
+        named_class = named_class[0]
+    if isinstance(named_class, str):
+        groups.append(stated_facts({"model_class": named_class}))
+    requests = take("requests")
+    if isinstance(requests, Mapping):
+        groups.append(stated_facts({"request_params": dict(requests)}))
     gpu = take("gpu")
     if gpu is not None and gpu_sm(str(gpu)):
         groups.append([gpu_fact(str(gpu))])
     config, hf_quant = (_object(given.pop(key, None), folder) for key in ("config", "hf_quant_config"))
+    quantization = _object(given.pop("quantization_config", None), folder)
+    if quantization is not None:
+        config = {**(config or {}), "quantization_config": quantization}
+    declared = {name: given[name] for name in ("quant_algo", "kv_cache_quant_algo") if name in given}
+    if declared and hf_quant is None:
+        hf_quant = {"quantization": declared}
     if config is not None or hf_quant is not None:
         groups.append(config_facts(config or {}, hf_quant))
     generation = _object(given.pop("generation_config", None), folder)
@@ -933,6 +948,17 @@ def _described_scales(given: Mapping[str, Any], names: Any) -> list[Fact]:
 
 def _joined(text: Any, by: str = " ") -> str:
     return by.join(map(str, text)) if isinstance(text, list | tuple) else str(text)
+
+
+def _content(answer: Any) -> str | None:
+    """The text of an answer: itself, or the first choice of an OpenAI-style object."""
+    if isinstance(answer, Mapping):
+        choices = answer.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else answer
+        message = first.get("message")
+        inner = message.get("content") if isinstance(message, Mapping) else first.get("text", first.get("content"))
+        return inner if isinstance(inner, str) else None
+    return None if answer is None else str(answer)
 
 
 def _object(value: Any, folder: Path) -> dict[str, Any] | None:

@@ -293,6 +293,7 @@ _ANY = ("sglang", "vllm")
 # fmt: off
 # fmt: off
 # fmt: off
+# fmt: off
 RULES: tuple[Rule, ...] = (
     _rule("KV1", "The KV cache is quantized without being asked", "KV cache", "kv_dtype_target kv_cache_dtype",
         checks.kv1, "high", "measured", "all; the pool's line carries the dtype from 0.5.13 on",
@@ -378,6 +379,9 @@ RULES: tuple[Rule, ...] = (
         "the text is wrong", _S, "unset SGLANG_SIMULATE_ACC_LEN", "speculative/spec_utils.py; sglang#35194"),
     _rule("D4", "Greedy verification", "decoding", "speculative_algorithm platform", checks.d4, "high", "read",
         "platforms other than CUDA", "temperature is ignored", _S, "no speculation there", "FACTS D4"),
+    _rule("D5", "A draft tree over pages", "decoding", "speculative_algorithm speculative_eagle_topk page_size",
+        checks.d5, "medium", "read", "up to 0.5.11; later a ValueError", "wrong tokens are accepted", _S,
+        "topk 1, or page size 1", "FACTS D5"),
     _rule("C1", "Context beyond what the model was trained for", "context", "context_len native_context", checks.c1,
         "high", "read", "all", "RoPE extrapolates", _L, "the native length, or a scaling that the model card gives",
         "configs/model_config.py"),
@@ -442,6 +446,7 @@ RULES: tuple[Rule, ...] = (
     _rule("X2", "Asked for and not done", "evidence", "kv_cache_dtype kv_dtype_target", checks.x2, "high", "read",
         "all", "a precision or backend that nobody chose", _S, "read what was allocated", "FACTS 1; CPU.md intel_amx"),
 )
+# fmt: on
 # fmt: on
 # fmt: on
 # fmt: on

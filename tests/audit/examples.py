@@ -115,6 +115,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "D2": ({**SPEC, "request_params": {"min_p": 0.05}}, {**SPEC, "request_params": {"temperature": 0.6}}),
     "D3": (env(complete=False, SGLANG_SIMULATE_ACC_LEN="3.39"), env()),
     "D4": ({**SPEC, "platform": "hip"}, {**SPEC, "platform": "cuda"}),
+    "D5": (
+        {**SPEC, "speculative_eagle_topk": 4, "page_size": 16, "sglang_version": "0.5.10.post1"},
+        {**SPEC, "speculative_eagle_topk": 1, "page_size": 16},
+    ),
     "C1": ({"context_len": 524288, "native_context": 262144}, {"context_len": 262144, "native_context": 262144}),
     "C2": (
         {"json_model_override_args": '{"rope_scaling": {"rope_type": "yarn", "factor": 4}}', "model_class": QWEN},

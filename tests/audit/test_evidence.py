@@ -324,6 +324,35 @@ def test_bad_json_is_refused(tmp_path: Path, content: str) -> None:
         evidence.json_object(path)
 
 
+# --- descriptions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("description", "name", "value"),
+    [
+        ({"response": {"choices": [{"message": {"content": "++++"}}]}}, "output_text", "++++"),
+        ({"architectures": ["LlamaForCausalLM"]}, "model_class", "LlamaForCausalLM"),
+        ({"sampling_params": {"min_p": 0.1}}, "request_params", {"min_p": 0.1}),
+        ({"args": ["--kv-cache-dtype", "fp8_e5m2"]}, "kv_cache_dtype", "fp8_e5m2"),
+        ({"args": {"kv_cache_dtype": "bf16", "tp": 4}}, "tp_size", 4),
+        ({"sglang": "0.5.16"}, "sglang_version", "0.5.16"),
+        ({"gpu": "8x RTX PRO 6000"}, "gpu_sm", "12.0"),
+        ({"kv_dtype_target": "float8_e4m3fn"}, "kv_dtype_target", "float8_e4m3fn"),
+        ({"something": "else"}, "kv_dtype_target", None),
+    ],
+)
+def test_descriptions(description: dict[str, Any], name: str, value: Any) -> None:
+    """What a report may hold, under the keys that people use; anything else is left alone."""
+    assert evidence.described_facts(description).value(name) == value
+
+
+def test_declared_kv_dtype_in_a_description() -> None:
+    """`kv_cache_quant_algo: FP8` with an algo, under auto, is a silent FP8 cache."""
+    told = {"kv_cache_quant_algo": "FP8", "quant_algo": "NVFP4", "kv_cache_dtype": "auto", "sglang": "0.5.16"}
+    report = audit(evidence.described_facts({**told, "model_class": "Qwen3_5MoeForConditionalGeneration"}))
+    assert "silent_quantized_kv" in [item.verdict for item in report.findings]
+
+
 # --- anything at all ------------------------------------------------------------------------------------
 
 _JSON = st.recursive(
