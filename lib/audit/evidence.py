@@ -697,7 +697,8 @@ def fetch_server(base_url: str, *, timeout_s: float = 10.0, api_key: str | None 
 # --- parts that somebody describes ------------------------------------------------------------------------------------
 
 
-_KV_SCALE = re.compile(r"(?:^|[._])[kv]_scale$")
+#: As in lib.model.checkpoint: ModelOpt and compressed-tensors, the old shared kv_scale, Quark's output_scale.
+_KV_SCALE = re.compile(r"(?:^|[._])(?:kv?|v)_scale$|\.[kv]_proj\.output_scale$")
 
 
 def scales_fact(

@@ -63,6 +63,7 @@ def test_the_warning_with_tensors_in_other_versions(version: str) -> None:
     [
         (["model.layers.3.self_attn.k_scale", "model.layers.3.self_attn.v_scale"], "false_alarm_possible"),
         (["language_model.model.layers.11.self_attn.k_proj.k_scale"], "false_alarm_possible"),
+        (["model.layers.0.self_attn.k_proj.output_scale"], "false_alarm_possible"),
         (
             ["model.layers.0.mlp.down_proj.weight_scale_inv", "model.layers.0.mlp.down_proj.input_scale"],
             "scale_1.0_in_use",
