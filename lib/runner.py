@@ -7,6 +7,7 @@ this process alone, which then ends the child, sees the servers gone and leaves 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import datetime
 import fcntl
 import json
@@ -32,6 +33,7 @@ from lib.results import new_run_id, outputs_root
 
 #: Seconds that a notebook's child gets to end by itself after Ctrl-C before it is killed.
 INTERRUPT_DEADLINE_S = 8.0
+PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -221,6 +223,8 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
     from traitlets.config import Config
 
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # a killed `workbook` takes its notebook along
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import pkgutil
+import signal
 import sys
+import threading
+from types import FrameType
+from typing import NoReturn
 
 from lib.errors import WorkbookError
 
@@ -21,9 +25,16 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point: 0 done, 1 finding or failure, 2 bad input, 130 interrupted; no traceback for a user's mistake."""
     args = build_parser().parse_args(argv)
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):  # end like Ctrl-C: nothing is left running
+            signal.signal(number, _interrupt)
     try:
         return int(args.run(args))
     except WorkbookError as error:
