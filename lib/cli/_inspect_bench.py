@@ -99,7 +99,8 @@ def _row(row: BenchRow, reading: BenchReading) -> Iterator[str]:
             if reading.draft_acceptance_frac is not None
             else ""
         )
-        yield f"  speculation: accept length {row.accept_length:.4g}: {reading.drafts_accepted_per_step:.4g} drafts per step{share}"
+        drafts = f"{reading.drafts_accepted_per_step:.4g} drafts per step{share}"
+        yield f"  speculation: accept length {row.accept_length:.4g}: {drafts}"
 
 
 def _gap_name(reading: BenchReading) -> str:

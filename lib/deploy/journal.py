@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from typing import Any
+from collections import Counter, deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 from pydantic import Field
 
@@ -62,6 +63,38 @@ _VLLM_MEMORY = re.compile(
 _SGLANG_MEMORY = re.compile(
     r"Loaded weights leave no GPU memory|Not enough memory\. Please try to increase --mem-fraction-static"
 )
+#: Without one of these a line holds no event; most lines are the server's own.
+_HINTS = (
+    "restart",
+    "exited",
+    "ailed",
+    "Start",
+    "timed out",
+    "Killing process",
+    "left-over",
+    "remains running",
+    "OOM",
+    "oom-kill",
+    "Out of memory",
+    "Memory cgroup",
+    "Unknown",
+    "changed on disk",
+    "daemon-reload",
+    "Deactivated",
+    "Succeeded",
+    "repeated",
+    "(x",
+    "(×",
+    "Error",
+    "Exception",
+    "Interrupt",
+    "Free memory on device",
+    "leave no GPU memory",
+    "Not enough memory",
+    "container die",
+)
+#: How many lines that show a setting of the unit are looked at, the last ones.
+_KEPT_LINES = 10_000
 _HEADER = re.compile(r"^# (/\S+\.(?:service|conf))\s*$")
 _SERVER_ARGS = re.compile(r"server_args=(?:ServerArgs)?\(")
 
@@ -117,7 +150,7 @@ class JournalReport(Record):
     dropin_applied: bool | None = None
 
 
-class _Line(Record):
+class _Line(NamedTuple):
     number: int
     message: str
     name: str | None = None
@@ -130,6 +163,8 @@ def split_bundle(text: str) -> tuple[str | None, list[tuple[str, str]], str]:
 
     A text without such headers is all journal.
     """
+    if not re.search(r"(?m)^# /\S+\.(?:service|conf)\s*$", text[: 1 << 20]):
+        return None, [], text
     unit: str | None = None
     dropins: list[tuple[str, str]] = []
     journal: list[str] = []
@@ -184,12 +219,13 @@ def read_journal(text: str, unit: Unit | None = None) -> JournalReport:
         unit = unit or parse_unit(fragment, dropins)
     if dropins:
         dropin_valid = not any(p.level != "info" for _, content in dropins for p in parse_unit(content).problems)
-    lines, form = _lines(body)
-    if not lines:
-        raise UnreadableFile("a journal with at least one line", "nothing", "give the output of journalctl -u UNIT")
     secrets = unit_secrets(unit) if unit else ()
-    facts, events = _facts(lines)
-    settings = _settings(unit, lines) if unit else ()
+    wanted = [*unit.environment(), "server_args="] if unit else []
+    forms: set[str] = set()
+    facts, events, kept, count = _facts(_lines(body, forms), wanted)
+    if not count:
+        raise UnreadableFile("a journal with at least one line", "nothing", "give the output of journalctl -u UNIT")
+    settings = _settings(unit, kept) if unit else ()
     findings = [*_judge(facts, events), *_judge_settings(settings)]
     order = {"error": 0, "warning": 1, "info": 2}
     findings.sort(key=lambda finding: order[finding.level])
@@ -198,8 +234,8 @@ def read_journal(text: str, unit: Unit | None = None) -> JournalReport:
         class_=_class(facts, events, settings),
         severity=worst_level(findings),
         findings=tuple(findings),
-        lines=len(lines),
-        format=form,
+        lines=count,
+        format=next((form for form in ("json", "short") if form in forms), "cat"),
         settings=settings,
         unit_valid=unit_valid,
         dropin_valid=dropin_valid,
@@ -209,26 +245,25 @@ def read_journal(text: str, unit: Unit | None = None) -> JournalReport:
     return redact_object(report, secrets)
 
 
-def _lines(text: str) -> tuple[list[_Line], str]:
-    found: list[_Line] = []
-    form = "cat"
-    for number, raw in enumerate(text.splitlines(), start=1):
+def _lines(text: str, forms: set[str]) -> Iterator[_Line]:
+    """The journal's lines one by one; the output forms that were met are added to `forms`."""
+    for number, found in enumerate(re.finditer(r"[^\r\n]*(?:\r\n|\n|\r|\Z)", text), start=1):
+        raw = found[0].rstrip("\r\n")
         if not raw.strip() or raw.startswith("-- "):
             continue
         if raw.lstrip().startswith("{") and '"MESSAGE"' in raw:
             entry = _entry(raw)
             if entry is not None:
-                form = "json"
-                found.append(_from_entry(number, entry))
+                forms.add("json")
+                yield _from_entry(number, entry)
                 continue
         match = _PREFIX.match(raw)
         if match and (match["time"] or match["pid"]):
-            form = "short" if form == "cat" else form
+            forms.add("short")
             pid = int(match["pid"]) if match["pid"] and len(match["pid"]) < 12 else None
-            found.append(_Line(number=number, message=match["message"], name=match["name"], pid=pid))
+            yield _Line(number, match["message"], match["name"], pid)
         else:
-            found.append(_Line(number=number, message=raw.strip()))
-    return found, form
+            yield _Line(number, raw.strip())
 
 
 def _entry(raw: str) -> dict[str, Any] | None:
@@ -261,8 +296,8 @@ def _own(message: str) -> str:
     return re.sub(r"^[\w@.\\:-]+\.service: ", "", message)
 
 
-def _facts(lines: list[_Line]) -> tuple[dict[str, Any], dict[str, _Event]]:
-    """The fields of the report, and the first of each kind of event (line number, quote, match)."""
+def _facts(lines: Iterator[_Line], wanted: list[str]) -> tuple[dict[str, Any], dict[str, _Event], list[_Line], int]:
+    """The fields of the report, the first event of each kind, the last lines with a wanted word, and how many lines."""
     restarts = scheduled = repeated = container_exits = 0
     facts: dict[str, Any] = {}
     events: dict[str, _Event] = {}
@@ -271,7 +306,12 @@ def _facts(lines: list[_Line]) -> tuple[dict[str, Any], dict[str, _Event]]:
     invocations: list[dict[str, Any]] = []
     by_id: dict[str, dict[str, Any]] = {}
     begun = False  # a start line of the invocation in progress was seen
+    kept: deque[_Line] = deque(maxlen=_KEPT_LINES)
+    count = 0
     for line in lines:
+        count += 1
+        if wanted and any(word in line.message for word in wanted):
+            kept.append(line)
         message = _own(line.message)
         systemd = line.name in (None, "systemd") or line.name == "systemd[1]"
         current = by_id.get(line.invocation) if line.invocation else (invocations[-1] if invocations else None)
@@ -285,6 +325,8 @@ def _facts(lines: list[_Line]) -> tuple[dict[str, Any], dict[str, _Event]]:
         current["lines"] += 1
         if not systemd and line.pid and current.get("pid") is None:
             current["pid"] = line.pid
+        if not any(hint in message for hint in _HINTS):
+            continue
         for hit in _COUNTER.finditer(message):
             restarts = max(restarts, int(hit[1][:9]))
             scheduled += 1
@@ -346,7 +388,7 @@ def _facts(lines: list[_Line]) -> tuple[dict[str, Any], dict[str, _Event]]:
         "cause": cause,
         "left_over_pids": tuple(dict.fromkeys(left_over)),
     }
-    return facts, events
+    return facts, events, list(kept), count
 
 
 _Event = tuple[int, str, re.Match[str]]
@@ -547,7 +589,7 @@ def _settings(unit: Unit, lines: list[_Line]) -> tuple[SettingCheck, ...]:
 
 
 #: Flags whose value SGLang keeps as given, as far as one is given (it resolves the others).
-_KEPT = (
+_KEPT_FLAGS = (
     "model-path",
     "port",
     "host",
@@ -573,7 +615,7 @@ def _arguments(unit: Unit, lines: list[_Line]) -> list[SettingCheck]:
     for index, word in enumerate(words):
         name, equals, value = word.removeprefix("--").partition("=")
         name = _ALIASES.get(name, name)
-        if word.startswith("--") and name in _KEPT:
+        if word.startswith("--") and name in _KEPT_FLAGS:
             asked[name] = value if equals else (words[index + 1] if index + 1 < len(words) else "")
     found = []
     for name, expected in asked.items():

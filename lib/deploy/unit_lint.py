@@ -301,7 +301,15 @@ def unit_secrets(unit: Unit) -> tuple[str, ...]:
 _EXEC = ("ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecStop", "ExecStopPost")
 #: Findings with which systemd does not load the unit at all.
 _REFUSED = frozenset(
-    {"no_exec_start", "several_exec_start", "relative_command", "unbalanced_quotes", "unknown_specifier", "bad_section"}
+    {
+        "no_exec_start",
+        "several_exec_start",
+        "relative_command",
+        "unbalanced_quotes",
+        "unknown_specifier",
+        "bad_section",
+        "bad_command_path",
+    }
 )
 
 
@@ -329,17 +337,14 @@ def _exec_start(c: _Context) -> Iterator[Finding]:
         )
     for key in _EXEC:
         for command in c.unit.commands(key):
-            if not command.path.startswith("/") and not command.path.startswith("%"):
+            if re.match(r"[A-Za-z]", command.path):
                 venv = re.match(r"python|pip|conda|uv|vllm|sglang|torchrun|accelerate", command.path)
-                level = "error" if "/" in command.path or not command.path else "warning" if venv else "info"
-                yield c.find(
-                    "relative_command",
-                    level,
+                what = (
                     f"{key}= begins with {command.path[:80]!r}, no absolute path: systemd looks only in its own"
-                    " fixed PATH, never in a virtual environment.",
-                    "Write the absolute path.",
-                    key,
+                    " fixed PATH,"
+                    " never in a virtual environment."
                 )
+                yield c.find("bare_command", "warning" if venv else "info", what, "Write the absolute path.", key)
 
 
 def _swallowed(c: _Context) -> Iterator[Finding]:

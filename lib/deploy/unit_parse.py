@@ -20,6 +20,7 @@ from lib.records import Record
 MAX_UNIT_CHARACTERS = 4 << 20
 
 _SPACE = " \t\n\r"
+_UNSAFE_IN_PATH = r"[\x00-\x1f\x7f\\\"']"
 _SPECIFIERS = frozenset("aAbBcCdDEfgGhHiIjJlLmMnNopPqsStTuUvVwWyY%")
 _ESCAPES = {
     "a": "\a",
@@ -205,7 +206,10 @@ def split_words(text: str, *, escapes: bool = True) -> list[str]:
 
     Example: `split_words('a "b c" d\\\\x41')` is `["a", "b c", "dA"]`.
     """
-    return [word for word, _, _ in _split(text, escapes)[0]]
+    found = _split(text, escapes=escapes)
+    if found.error:
+        raise ValueError(found.error)
+    return [word for word, _ in found.words]
 
 
 def time_span_s(text: str) -> float | None:
@@ -364,17 +368,25 @@ def _near(a: str, b: str) -> bool:
     return x[1:] == y[1:] or x[1:] == y or x == y[1:] or (x[:2] == y[1::-1] and x[2:] == y[2:])
 
 
-def _split(text: str, escapes: bool) -> tuple[list[tuple[str, bool, bool]], list[str]]:
-    """Words with (text, was quoted or escaped, is a bare escaped semicolon), and the unknown escapes that were kept."""
-    words: list[tuple[str, bool, bool]] = []
+class _Words(Record):
+    """Words as (text, was quoted or escaped), unknown escapes that were kept, and why the rest could not be read."""
+
+    words: tuple[tuple[str, bool], ...]
+    odd: tuple[str, ...] = ()
+    error: str | None = None
+
+
+def _split(text: str, *, escapes: bool = True, relaxed: bool = True) -> _Words:
+    """The words up to the first fault; relaxed (Exec lines) an unknown escape and a last backslash stay as they are."""
+    words: list[tuple[str, bool]] = []
     odd: list[str] = []
     at, end = 0, len(text)
     while at < end:
         if text[at] in _SPACE:
             at += 1
             continue
-        if text[at : at + 2] == "\\;" and (at + 2 == end or text[at + 2] in _SPACE):
-            words.append((";", True, True))
+        if relaxed and text[at : at + 2] == "\\;" and (at + 2 == end or text[at + 2] in _SPACE):
+            words.append((";", True))
             at += 2
             continue
         word: list[str] = []
@@ -385,10 +397,17 @@ def _split(text: str, escapes: bool) -> tuple[list[tuple[str, bool, bool]], list
             if char == "\\":
                 quoted = True
                 if at + 1 == end:
-                    raise ValueError("a backslash at the end")
-                if escapes:
-                    decoded, at = _unescape(text, at + 1, odd)
+                    if not relaxed:
+                        return _Words(words=tuple(words), error="a backslash at the end")
+                    word.append(char)
+                    at += 1
+                elif escapes:
+                    decoded, at, known = _unescape(text, at + 1)
                     word.append(decoded)
+                    if not known:
+                        odd.append(decoded)
+                        if not relaxed:
+                            return _Words(words=tuple(words), error=f"unknown escape {decoded}")
                 else:
                     word.append(text[at + 1])
                     at += 2
@@ -406,27 +425,26 @@ def _split(text: str, escapes: bool) -> tuple[list[tuple[str, bool, bool]], list
                 word.append(char)
                 at += 1
         if quote:
-            raise ValueError(f"unbalanced quotes ({quote})")
-        words.append(("".join(word), quoted, False))
-    return words, odd
+            return _Words(words=tuple(words), odd=tuple(odd), error=f"unbalanced quotes ({quote})")
+        words.append(("".join(word), quoted))
+    return _Words(words=tuple(words), odd=tuple(odd))
 
 
-def _unescape(text: str, at: int, odd: list[str]) -> tuple[str, int]:
-    """The character that an escape means, and where the text goes on; unknown escapes are kept as they are."""
+def _unescape(text: str, at: int) -> tuple[str, int, bool]:
+    """The character that an escape means, where the text goes on, and whether it is known (else it stays as it is)."""
     char = text[at]
     if char in _ESCAPES:
-        return _ESCAPES[char], at + 1
+        return _ESCAPES[char], at + 1, True
     if char in _HEX_LENGTH:
         digits = text[at + 1 : at + 1 + _HEX_LENGTH[char]]
         if len(digits) == _HEX_LENGTH[char] and re.fullmatch(r"[0-9A-Fa-f]+", digits):
             code = int(digits, 16)
             if 0 < code < 0x110000 and not 0xD800 <= code < 0xE000:
-                return chr(code), at + 1 + len(digits)
+                return chr(code), at + 1 + len(digits), True
     octal = text[at : at + 3]
     if re.fullmatch(r"[0-3][0-7]{2}", octal) and int(octal, 8):
-        return chr(int(octal, 8)), at + 3
-    odd.append("\\" + char)
-    return "\\" + char, at + 1
+        return chr(int(octal, 8)), at + 3, True
+    return "\\" + char, at + 1, False
 
 
 def _resolve(word: str) -> tuple[str, str | None]:
@@ -459,49 +477,51 @@ def _commands(item: Assignment) -> tuple[list[Command], list[Finding]]:
             Finding(id=id_, level=level, what=f"{item.key}: {what}", line=item.line, evidence=item.value[:300], do=do)
         )
 
-    try:
-        words, odd = _split(item.value, True)
-    except ValueError as error:
-        report(
-            "unbalanced_quotes",
-            f"{error}: systemd refuses the line.",
-            "Close the quotes; escape a literal one with a backslash.",
-        )
-        return [], problems
-    if odd:
-        report(
-            "unknown_escape",
-            f"Ignoring unknown escape sequences: {', '.join(odd[:5])}",
-            "Double the backslash.",
-            "warning",
-        )
-    groups: list[list[tuple[str, bool, bool]]] = [[]]
-    for word in words:
+    read = _split(item.value)
+    groups: list[list[tuple[str, bool]]] = [[]]
+    for word in read.words:
         if word[0] == ";" and not word[1]:
             groups.append([])
         else:
             groups[-1].append(word)
+    if read.error:
+        # in the first word of a further command, the earlier ones stand; anywhere else the unit is refused
+        partly = len(groups) > 1 and not groups[-1]
+        what = f"{read.error}: systemd {'ignores the rest of' if partly else 'refuses'} the line."
+        report("unbalanced_quotes", what, "Close the quotes or escape a literal one.", "warning" if partly else "error")
+        if not partly:
+            return [], problems
+    if read.odd:
+        shown = ", ".join(read.odd[:5])
+        report("unknown_escape", f"Ignoring unknown escape sequences: {shown}", "Double the backslash.", "warning")
     commands: list[Command] = []
     for group in groups:
         if not group:
             continue
         match = re.match(r"[-@:+!|]*", group[0][0])
         prefix = match[0] if match else ""
-        rest = [group[0][0][len(prefix) :], *[word for word, _, _ in group[1:]]]
+        # with - in front, systemd leaves a command out that it cannot read; without, it refuses the unit
+        level = "warning" if "-" in prefix else "error"
+        rest = [group[0][0][len(prefix) :], *[word for word, _ in group[1:]]]
         resolved = []
+        fault = False
         for part in rest:
             text, bad = _resolve(part)
             if bad:
-                report(
-                    "unknown_specifier",
-                    f"'{bad}' is no specifier: systemd refuses the unit.",
-                    "Write %% for a percent sign.",
-                )
+                fault = True
+                does = "leaves the command out" if "-" in prefix else "refuses the unit"
+                what = f"'{bad}' is no specifier: systemd {does}."
+                report("unknown_specifier", what, "Write %% for a percent sign.", level)
             resolved.append(text)
+        path = resolved[0]
+        if not path or ("/" in path and path[0] not in "/%") or path[-1] == "/" or re.search(_UNSAFE_IN_PATH, path):
+            fault = True
+            report("bad_command_path", f"{path[:80]!r} is no path of a program.", "Write the absolute path.", level)
+        if fault and "-" in prefix:
+            continue
         variables: list[str] = []
         raw = ":" in prefix
         argv = [resolved[0], *[word if raw else _expand(word, variables) for word in resolved[1:]]]
-        path = argv[0]
         if "@" in prefix:
             argv = argv[1:]
         commands.append(
@@ -520,19 +540,12 @@ def _environment_words(item: Assignment) -> tuple[list[str], list[Finding]]:
             Finding(id=id_, level=level, what=what, line=item.line, evidence=_names_only(item.value), do=do)
         )
 
-    try:
-        words, odd = _split(item.value, True)
-    except ValueError as error:
-        report(
-            "environment_quoting",
-            f"Environment: {error}: systemd ignores the line.",
-            'Write Environment="NAME=value with spaces".',
-        )
-        return [], problems
-    if odd:
-        report("unknown_escape", f"Environment: unknown escape sequences {', '.join(odd[:5])}", "Double the backslash.")
+    read = _split(item.value, relaxed=False)
+    if read.error:
+        what = f"Environment: {read.error}: systemd ignores the rest of the line."
+        report("environment_quoting", what, 'Write Environment="NAME=value with spaces"; double a literal backslash.')
     kept = []
-    for word, _, _ in words:
+    for word, _ in read.words:
         text, bad = _resolve(word)
         if bad:
             report(

@@ -24,6 +24,7 @@ from lib.records import Record
 from lib.server.redact import is_secret_name, redact_object, redact_text
 
 _SAFE = re.compile(r"[A-Za-z0-9_@:,./=+-]+", re.ASCII)
+_PLAIN_PATH = re.compile(r"/(?:[^$\x00-\x1f\x7f\\\"']*[^/$\x00-\x1f\x7f\\\"'])")
 _MAX_LINE = (1 << 20) - 1024
 _PROBE = 'until "$@"; do kill -0 "$MAINPID" || exit 1; sleep 2; done'
 
@@ -207,16 +208,8 @@ def _check(spec: UnitSpec) -> None:
     for what, argv in (("argv", spec.argv), ("ready_argv", spec.ready_argv)):
         if what == "ready_argv" and not argv:
             continue
-        if (
-            not argv
-            or not argv[0].startswith("/")
-            or argv[0].endswith("/")
-            or "$" in argv[0]
-            or "/../" in argv[0] + "/"
-        ):
-            wrong.append(
-                f"{what}[0] must be an absolute path without $ and .., not {_shown(argv[0]) if argv else 'missing'}"
-            )
+        if not argv or not _PLAIN_PATH.fullmatch(argv[0]) or "/../" in argv[0] + "/":
+            wrong.append(f"{what}[0] must be a plain absolute path, not {_shown(argv[0]) if argv else 'missing'}")
         if redact_object(list(argv)) != list(argv):
             shown = " ".join(redact_object(list(argv)))
             wrong.append(f"{what} holds a secret, which ps and systemctl would show ({shown[:120]})")

@@ -700,9 +700,10 @@ _UNIT = re.compile(r"\s*\((?:s|ms|req/s|tok/s|rps|tokens/s)\)\s*$", re.IGNORECAS
 _TITLE = re.compile(r"={4,}\s*Serving Benchmark Result\s*={4,}")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =]+((?!--)[^\s\\]+))?")
 _ARGUMENT = re.compile(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
+_LISTED = r"\d{1,12}(?:\.\d{1,9})?(?:\s?(?:ms|s|tok/s)\b)?"
+_NUMBER_LIST = rf"{_LISTED}(?:(?:[\s,/;]|and)+{_LISTED}){{2,40}}"
 _PROSE_METRIC = re.compile(
-    r"\b(TTFT|TPOT|ITL|E2E(?: latency)?|(?:output )?throughput|tok(?:ens)?/s)\b[^\n\d]{0,40}"
-    r"((?:\d+(?:\.\d+)?(?:\s*(?:,|/|;|and|\s)\s*)){2,40}\d+(?:\.\d+)?)",
+    rf"\b(TTFT|TPOT|ITL|E2E(?: latency)?|(?:output )?throughput|tok(?:ens)?/s)\b[^\n\d]{{0,40}}({_NUMBER_LIST})",
     re.IGNORECASE,
 )
 
@@ -720,6 +721,7 @@ def _text_rows(body: str) -> Iterator[tuple[BenchRow, Details]]:
         return
     yield from _runs_text(lines)
     yield from _pipe_table(lines)
+    yield from _throughput_lines(lines)
 
 
 def _blocks(lines: list[str]) -> list[tuple[int, int]]:
@@ -765,10 +767,7 @@ def _block_row(block: list[str], before: list[str]) -> tuple[BenchRow, Details] 
         if field == "backend":
             fields[field] = text
         elif field == "_rate":
-            if text.lower() in ("inf", "infinity"):
-                fields["request_rate_unlimited"] = True
-            elif number(text) is not None:
-                fields |= {"request_rate_per_s": number(text), "request_rate_unlimited": False}
+            fields |= _rate_fields(text)
         elif text.lower() in ("not set", "none", "null", "n/a", "-"):
             continue
         else:
@@ -783,6 +782,14 @@ def _block_row(block: list[str], before: list[str]) -> tuple[BenchRow, Details] 
     if "completed" not in fields and "output_tokens_per_s" not in fields and "requests_per_s" not in fields:
         return None
     fields |= {name: Stats(**values) for name, values in stats.items()}
+    for line in before[-40:]:
+        found = _label(line)  # vLLM prints rate and concurrency before the block
+        if found and found[0] == "_rate" and "request_rate_unlimited" not in fields:
+            fields |= _rate_fields(found[1])
+        elif (
+            found and found[0] == "max_concurrency" and "max_concurrency" not in fields and count(found[1]) is not None
+        ):
+            fields["max_concurrency"] = count(found[1])
     options = _options(before)
     sglang = (
         "backend" in fields or "e2e_ms" in fields or "concurrency" in fields or any("sglang" in line for line in before)
@@ -828,6 +835,13 @@ def _block_row(block: list[str], before: list[str]) -> tuple[BenchRow, Details] 
     return BenchRow(**fields), Details(not_numbers=tuple(not_numbers), repeated=_repeated(prose))
 
 
+def _rate_fields(text: str) -> dict[str, Any]:
+    if text.lower() in ("inf", "infinity"):
+        return {"request_rate_unlimited": True}
+    rate = number(text)
+    return {"request_rate_per_s": rate, "request_rate_unlimited": False} if rate is not None else {}
+
+
 def _options(lines: list[str]) -> dict[str, str]:
     """Options of the last command line and of the last argument dump before a block; names with '-'."""
     found: dict[str, str] = {}
@@ -857,6 +871,29 @@ def _repeated(prose: str) -> dict[str, tuple[float, ...]]:
         if len(values) >= 3:
             found.setdefault(field, values)
     return found
+
+
+_THROUGHPUT = re.compile(
+    r"Throughput: ([\d.]{1,20}) requests/s(?:, ([\d.]{1,20}) (?:total )?tokens/s)?(?:, ([\d.]{1,20}) output tokens/s)?"
+)
+
+
+def _throughput_lines(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
+    """vLLM's offline benchmark: one line with requests/s, total tokens/s and output tokens/s."""
+    for number_, line in enumerate(lines, start=1):
+        match = _THROUGHPUT.search(line)
+        if match and number(match[1]) is not None:
+            total, output = number(match[2] or ""), number(match[3] or "")
+            yield (
+                BenchRow(
+                    format="vllm_throughput",
+                    tool="vllm bench throughput",
+                    requests_per_s=number(match[1]),
+                    total_tokens_per_s=total,
+                    output_tokens_per_s=output,
+                ),
+                Details(lines=(number_,)),
+            )
 
 
 _SECTION = re.compile(r"^\s*={3,}\s*(.*?)\s*={3,}\s*$")
@@ -994,7 +1031,8 @@ def _runs_row(
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
     (r"^(c|conc\w*|concurrency|streams|users)$", "max_concurrency"),
-    (r"aggregate|output tok|^tok/s$|throughput.*tok|agg", "output_tokens_per_s"),
+    (r"aggregate|output tok|^tok/s$|^t/s$|throughput.*tok|agg", "output_tokens_per_s"),
+    (r"^test$|^name$|^label$", "label"),
     (r"^ttft.*s\)?$|^ttft", "ttft_ms"),
     (r"^tpot", "tpot_ms"),
     (r"^(wall|duration)", "duration_s"),
@@ -1035,9 +1073,12 @@ def _pipe_table(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
                 fields["completed"] = count(cell)
             elif name in ("ttft_ms", "tpot_ms") and number(cell) is not None:
                 fields[name] = Stats(mean=float(number(cell) or 0) * (1e3 if in_seconds else 1))
+            elif name == "label":
+                fields["label"] = cell[:100]
             elif name and name != "_ok":
+                cell = cell.partition("±")[0]
                 value = count(cell) if name in _COUNTS else number(cell)
                 if value is not None:
                     fields[name] = value
-        if len(fields) > 4:
+        if {"output_tokens_per_s", "ttft_ms", "requests_per_s"} & set(fields):
             yield BenchRow(**fields), Details(lines=(number_,))

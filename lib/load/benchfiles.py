@@ -16,7 +16,7 @@ from statistics import median
 from lib.findings import Finding, worst_level
 from lib.load.bench_readers import BenchRow, Details, Stats, read_rows
 from lib.records import Record
-from lib.server.redact import redact_object
+from lib.server.redact import find_secrets, redact_object
 
 __all__ = ["BenchReading", "BenchReport", "BenchRow", "Stats", "read_bench"]
 
@@ -31,6 +31,9 @@ CLIENT_CHUNKS_PER_S: dict[str, float] = {
 #: From here on Python clients showed a TTFT 20 to 40 ms too high, and at 1024 streams 9 to 76% of the load was missing.
 CLIENT_STREAMS_NOTED = 256
 CLIENT_STREAMS_TOO_MANY = 1024
+
+#: A text's command lines may hold keys; they stand near its beginning.
+_SECRETS_SOUGHT_IN = 1 << 20
 
 MIN_SUCCESS_FRAC = 0.95
 SPREAD_LIMIT = 1.5
@@ -121,7 +124,9 @@ def read_bench(text: str) -> BenchReport:
     name, ratio = _widest(repeated)
     findings.extend(_judge_runs(rows, repeated, name, ratio))
     findings.sort(key=lambda finding: {"error": 0, "warning": 1, "info": 2}[finding.level])
-    secrets = tuple({secret for extra in details for secret in extra.secrets})
+    secrets = {secret for extra in details for secret in extra.secrets}
+    if text.lstrip()[:1] not in ("{", "["):
+        secrets.update(find_secrets(text[:_SECRETS_SOUGHT_IN]))
     report = BenchReport(
         format=rows[0].format,
         rows=tuple(rows),
@@ -136,7 +141,7 @@ def read_bench(text: str) -> BenchReport:
         spread_of=name,
         single_run_trustworthy=None if ratio is None else ratio <= SPREAD_LIMIT,
     )
-    return redact_object(report, secrets)
+    return redact_object(report, sorted(secrets))
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

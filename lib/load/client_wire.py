@@ -66,8 +66,9 @@ DETAIL_CHARS = 500
 RID_PREFIX = "wb-"
 _UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(not exist|not found|not served|unknown)", re.I | re.S)
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+_TRIMMED = b'data: {"trimmed":'
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(?=(\d+))')
 _ID = re.compile(rb'"id"\s*:\s*"([^"]*)"')
-_JSON_STRING = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 _SLOTS = {"completions": ((b'"text":', "c"),), "chat": ((b'"content":', "c"), (b'"reasoning_content":', "r"))}
 
 
@@ -174,6 +175,8 @@ class _Events:
         "templates",
         "plain",
         "heads",
+        "meta_head",
+        "meta_tail",
     )
 
     def __init__(self, api: str) -> None:
@@ -194,6 +197,7 @@ class _Events:
         self.templates: list[tuple[bytes, int, bytes, int, str]] = []
         self.plain: set[bytes] = set()
         self.heads: dict[int, bytes] = {}
+        self.meta_head = self.meta_tail = b""
 
     def fail(self, name: str, detail: str) -> None:
         if self.failure is None:
@@ -201,6 +205,13 @@ class _Events:
 
     def add(self, event: bytes, stamp: int) -> None:
         """One event without its closing blank line."""
+        if self.meta_head and event.startswith(_TRIMMED) and event.endswith(self.meta_tail):
+            at = event.find(b",", 17) + 1
+            if event.startswith(self.meta_head, at):
+                count = event[at + len(self.meta_head) : len(event) - len(self.meta_tail)]
+                if count.isdigit():
+                    self._count(int(count), int(event[17 : at - 1]), stamp)
+                    return
         for prefix, cut, suffix, tail, kind in self.templates:
             if event.startswith(prefix) and event.endswith(suffix):
                 text = event[cut : len(event) - tail]
@@ -240,6 +251,10 @@ class _Events:
             self.fail("error_event", _text(body))
             return
         kind = self._generate(payload) if self.api == "generate" else self._openai(payload, event)
+        if self.api == "generate" and event.startswith(_TRIMMED):
+            found = _COMPLETION_TOKENS.search(event)
+            if found:
+                self.meta_head, self.meta_tail = event[event.find(b",", 17) + 1 : found.end()], event[found.end(1) :]
         self.times.append(stamp)
         self.kinds.append(kind)
         self.sizes.append(int(payload.get("trimmed", len(event))))
@@ -259,6 +274,16 @@ class _Events:
             self.finish, self.meta = meta["finish_reason"], meta
             self.texts = [json.dumps(payload.get("text", ""), ensure_ascii=False).encode("utf-8", "replace")[1:-1]]
         return "c" if self.counts[-1] > before else "n"
+
+    def _count(self, count: int, size: int, stamp: int) -> None:
+        """A trimmed /generate event that differs from one that was read in full by its number of tokens alone."""
+        before = self.counts[-1] if self.counts else 0
+        self.counts.append(count)
+        self.times.append(stamp)
+        self.kinds.append("c" if count > before else "n")
+        self.sizes.append(size)
+        if self.usage is not None:
+            self.usage["completion_tokens"] = count
 
     def _openai(self, payload: dict[str, Any], event: bytes) -> str:
         self.id = payload.get("id", self.id)
@@ -286,17 +311,16 @@ class _Events:
 
     def _keep(self, event: bytes, key: bytes, letter: str, value: str) -> None:
         """Store the text, and learn the bytes around it: the next events usually differ in the text alone."""
-        self.texts.append(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1])
-        at = event.find(key + b'"')
-        found = _JSON_STRING.match(event, at + len(key)) if at >= 0 else None
-        if found is None or b'"finish_reason":null' not in event:
+        plain = value.encode("utf-8", "replace")
+        if b"\\" in plain or b'"' in plain or len(value) != len(value.encode("unicode_escape")):
+            plain = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1]
+        self.texts.append(plain)
+        at = event.find(b"%b\"%b\"" % (key, plain))
+        if at < 0 or b'"finish_reason":null' not in event:
             return
-        try:
-            same = json.loads(found.group(0)) == value
-        except ValueError:
-            return
-        prefix, suffix = event[: found.start() + 1], event[found.end() - 1 :]
-        if same and all((prefix, suffix) != (t[0], t[2]) for t in self.templates) and b'"usage":{' not in suffix:
+        at += len(key) + 1
+        prefix, suffix = event[:at], event[at + len(plain) :]
+        if all((prefix, suffix) != (t[0], t[2]) for t in self.templates) and b'"usage":{' not in suffix:
             self.templates.insert(0, (prefix, len(prefix), suffix, len(suffix), letter))
             self.heads.clear()
             del self.templates[4:]

@@ -117,7 +117,7 @@ class Connection(asyncio.Protocol):
             return
         self.keep_time(stamp)
         if self.mode == TRIMMED:
-            data = trimmed_read(exchange.data[-1], data) if len(data) > 1536 else data
+            data = trimmed_read(exchange.data[-1], data) if len(data) > 640 else data
         self.keep_data(data)
         if self.mode == TRIMMED:
             if data.endswith(_LAST_CHUNK) or len(data) < 7:

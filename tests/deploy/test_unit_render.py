@@ -185,6 +185,7 @@ def test_environment_reaches_the_real_systemd(tmp_path: Path) -> None:
             "writable_paths": ("/etc/a b", '/etc/"q"'),
         },
         {"argv": ("/bin/true",) + tuple(f"--flag-{i} {'x' * 50}" for i in range(200))},
+        {"argv": ("/bin/true",), "ready_argv": ("/bin/true",), "name": "a@b-c.service"},
         {"group": "gpu", "after": ("srv-models.mount",), "environment_file": None},
     ],
 )
@@ -219,6 +220,9 @@ def test_a_second_line_is_refused(bad: str, field: str) -> None:
         {"argv": ()},
         {"argv": ("python", "-m")},
         {"argv": ("/bin/$x",)},
+        {"argv": ("/bin/my 'x",)},
+        {"argv": ("/bin/x\\y",)},
+        {"argv": ("/opt/../bin/true",)},
         {"argv": ("/bin/true", "--api-key", "abc")},
         {"argv": ("/bin/true", "--api-key=abc")},
         {"argv": ("/bin/true", "--hf-token", "abc")},

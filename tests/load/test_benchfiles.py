@@ -365,6 +365,40 @@ def test_blocks_take_the_command_above_them() -> None:
 
 
 @pytest.mark.parametrize(
+    "prose",
+    [
+        "TTFT 100, 200, and 400 ms",
+        "a TTFT of 100 ms, 200 ms and 400 ms in three runs",
+        "ttft: 100 / 200 / 400",
+        "TTFT was 100.0 200.0 400.0 ms",
+    ],
+)
+def test_runs_listed_in_prose(prose: str) -> None:
+    """However prose lists the values of several runs, they are read."""
+    report = read_bench(f"{prose}\nSuccessful requests: 10\nMean TTFT (ms): 100\n")
+    assert report.repeated == {"ttft_ms": (100.0, 200.0, 400.0)} and report.spread_ratio == 4.0
+
+
+def test_what_vllm_prints_before_and_instead_of_the_block() -> None:
+    """Rate and concurrency stand above vLLM's block; its offline benchmark prints one line; llama-bench a table."""
+    block = "============ Serving Benchmark Result ============\nSuccessful requests: 10\nFailed requests: 2\n"
+    row = read_bench(f"Traffic request rate: 4.0\nMaximum request concurrency: 16\n{block}").rows[0]
+    assert (row.request_rate_per_s, row.max_concurrency, row.failed, row.requested) == (4.0, 16, 2, 12)
+    row = read_bench("Throughput: 2.50 requests/s, 1200.00 total tokens/s, 400.00 output tokens/s").rows[0]
+    assert (row.requests_per_s, row.total_tokens_per_s, row.output_tokens_per_s) == (2.5, 1200.0, 400.0)
+    rows = read_bench(
+        "| model | test | t/s |\n|---|---|---:|\n| m | tg128 | 52.25 ± 0.30 |\n| m | tg256 | 50.00 |\n"
+    ).rows
+    assert [(row.label, row.output_tokens_per_s) for row in rows] == [("tg128", 52.25), ("tg256", 50.0)]
+
+
+def test_a_key_on_the_command_line_is_not_repeated() -> None:
+    """A key in the command above a block is removed wherever the report would quote it."""
+    text = "bench --api-key k3y-of-ours --tag k3y-of-ours\nSuccessful requests: 10\nBackend: sglang\n"
+    assert "k3y-of-ours" not in read_bench(text).model_dump_json()
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("1,234.5", 1234.5),
