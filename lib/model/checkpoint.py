@@ -411,7 +411,8 @@ def context_length(config: Mapping[str, Any]) -> int | None:
         found = rope.get("factor", 1)
         if isinstance(found, (int, float)) and not isinstance(found, bool) and math.isfinite(found):
             factor = float(found)
-    for key in ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings"):
+    keys = "max_sequence_length seq_length max_seq_len model_max_length max_position_embeddings n_positions"
+    for key in keys.split():
         value = config.get(key)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1 << 40:
             return int(factor * value)

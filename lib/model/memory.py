@@ -1159,7 +1159,8 @@ def explain_pool(
     _positive(tokens, "tokens")
     size = kv_gib if kv_gib is not None else (k_gib or 0.0) + (v_gib or 0.0) or None
     measured = size * GIB / tokens if size else None
-    dtypes = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float32")
+    own = "float16" if checkpoint.torch_dtype == "float16" else "bfloat16"
+    dtypes = (own, "float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "float32")
     fits = []
     for dtype in dtypes:
         kv = kv_bytes_per_token(

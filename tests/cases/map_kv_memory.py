@@ -23,6 +23,7 @@ from lib.model.memory import (
     explain_pool,
     host_pool,
     kv_bytes_per_token,
+    logged_pool_tokens_bytes,
     require_architecture,
     state_bytes_per_slot,
     state_pool_gib,
@@ -32,6 +33,7 @@ from lib.model.quantization import resolve_kv_cache_dtype, torch_name
 
 _DTYPE = re.compile(r"(?:^|_)(bf16|bfloat16|fp16|fp8|fp4|nvfp4|fp32)(?:_|$)")
 _TP = re.compile(r"(?:^|_)tp(\d+)(?:_|$)")
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float32": "fp32"}
 _NAMES = {"fp8": "fp8_e4m3", "fp4": "nvfp4", "fp32": "float32"}
 #: An observed size and its tokens agree with the formula to 2%: logs round, and vLLM reports memory that it then
 #: does not fill.
@@ -152,43 +154,52 @@ def _from_text(q: Question, key: str, siblings: dict[str, Any], parents: tuple[s
         q.text,
     )
     device = re.search(
-        r"KV Cache is allocated.*?#tokens: (\d+), K(?: size:)? ([\d.]+) GB, V(?: size:)? "
-        r"([\d.]+) GB",
+        r"KV Cache is allocated.*?#tokens: (\d+), (K|KV)(?: size:)? ([\d.]+) GB(?:, V(?: size:)? "
+        r"([\d.]+) GB)?",
         q.text,
     )
-    state = re.search(r"max_mamba_cache_size: (\d+)", q.text)
-    if host and device:
-        per_token = (float(device[2]) + float(device[3])) * GIB / int(device[1])
-        layers = int(host[3] or 1)
-        pool = host_pool(int(host[1]), float(host[2]), per_token, layers, int(host[5] or layers))
-        words = {"decimal_gb": "decimal GB (1e9)", "gib": "GiB printed as GB"}
-        return {
-            "host_pool_tokens": int(host[1]),
-            "bytes_per_token": pool.bytes_per_token,
-            "target": int(host[3] or 0),
-            "draft": int(host[4] or 0),
-            "unit_of_host_line": words[pool.unit],
-            "unit_of_kv_line": words["gib"],
-            "device_pool_tokens": int(device[1]),
-        }.get(key)
-    if device and key == "tokens":
-        return int(device[1])
-    if device and key in ("k_gib", "v_gib"):
-        return float(device[2 if key == "k_gib" else 3])
-    return int(state[1]) if state and key == "slots" else None
+    state = re.search(r"max_mamba_cache_size: (\d+), conv_state size: ([\d.]+)GB, ssm_state size: ([\d.]+)GB", q.text)
+    dtype = re.search(r"KV Cache is allocated.*?dtype: (?:torch\.)?(\w+)", q.text)
+    limit = re.search(r"max_total_num_tokens=(\d+)", q.text)
+    found: dict[str, Any] = {}
+    if device:
+        k, v = float(device[3]), float(device[4] or 0)
+        per_token = logged_pool_tokens_bytes(k + v, int(device[1]))
+        found |= {"tokens": int(device[1]), "kv_gib": round(k + v, 2), "unit_of_kv_line": "GiB printed as GB"}
+        found |= {"k_gib": k, "v_gib": v} if device[2] == "K" else {}
+        if q.checkpoint is None:
+            found |= {"bytes_per_token": round(per_token)}
+        if host:
+            layers = int(host[3] or 1)
+            pool = host_pool(int(host[1]), float(host[2]), per_token, layers, int(host[5] or layers))
+            words = {"decimal_gb": "decimal GB (1e9)", "gib": "GiB printed as GB"}
+            found |= {
+                "host_pool_tokens": int(host[1]),
+                "bytes_per_token": pool.bytes_per_token or round(pool.bytes_per_token_measured),
+                "target": int(host[3] or 0),
+                "draft": int(host[4] or 0),
+                "unit_of_host_line": words[pool.unit],
+                "device_pool_tokens": int(device[1]),
+            }
+    if dtype and "kv_dtype" not in q.facts:
+        found["kv_dtype"] = _SHORT.get(torch_name(dtype[1]), dtype[1])
+    if state:
+        found |= {"slots": int(state[1]), "conv_gib": float(state[2]), "ssm_gib": float(state[3])}
+    if limit:
+        found["max_total_num_tokens"] = int(limit[1])
+    return found.get(key)
 
 
 def _declared(q: Question, key: str, siblings: dict[str, Any], parents: tuple[str, ...]) -> Any:
     if q.checkpoint is None:
         return None
     quantization, layout = q.checkpoint.quantization, require_architecture(q.checkpoint)
-    short = {"bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float32": "fp32"}
     if key in ("kv_dtype_declared", "declared_kv_dtype"):
         return quantization.kv_declared or "none"
     if key == "kv_dtype":
-        return short.get(resolve_kv_cache_dtype(q.checkpoint).dtype)
+        return _SHORT.get(resolve_kv_cache_dtype(q.checkpoint).dtype)
     if key in ("kv_dtype_resolved", "resolved_kv_dtype"):
-        return short.get(resolve_kv_cache_dtype(q.checkpoint).dtype)
+        return _SHORT.get(resolve_kv_cache_dtype(q.checkpoint).dtype)
     if key in ("checkpoint_has_kv_scales", "has_kv_scales"):
         return q.checkpoint.scales.present if q.checkpoint.scales else quantization.kv_declared is not None
     if key == "kv_cache_scheme":

@@ -248,6 +248,16 @@ def test_host_pool_follows() -> None:
     assert answer(case, FOLDER)["unit_of_host_line"].startswith("GiB")
 
 
+def test_a_log_alone() -> None:
+    """Pool lines without a checkpoint: tokens, sizes and bytes per token of a latent pool, as the lines give them."""
+    pool = "KV Cache is allocated. dtype: torch.bfloat16, #tokens: 2454421, KV size: 160.63 GB"
+    text = pool + "\nmax_total_num_tokens=2454421, x=1"
+    expect = {"tokens": 0, "kv_gib": 0.0, "bytes_per_token": 0, "kv_dtype": "", "max_total_num_tokens": 0, "k_gib": 0.0}
+    found = answer({"input": {"text": text}, "expect": expect}, FOLDER)
+    assert found.pop("bytes_per_token") == pytest.approx(70272, rel=0.0001)
+    assert found == {"tokens": 2454421, "kv_gib": 160.63, "kv_dtype": "bf16", "max_total_num_tokens": 2454421}
+
+
 def test_a_wrong_observation_is_not_echoed() -> None:
     """Tokens that don't go with the logged size are corrected from it; a size that fits no dtype is left unanswered."""
     case = copy.deepcopy(CASES["kv-gemma4-26b-swa"])

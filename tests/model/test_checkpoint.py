@@ -181,7 +181,8 @@ def sharded(folder: Path, count: int, per_shard: int) -> Path:
 def test_a_hundred_shards_take_under_two_seconds(tmp_path: Path) -> None:
     """120 shards with 72,000 tensors: only headers are read, so the size of the weights costs neither time nor memory.
 
-    Processor time, since other work on the machine is not ours; 369,000 tensors (512 experts in NVFP4) took 1.3 s of it.
+    Processor time, since other work on the machine is not ours; 369,000 tensors (512 experts in NVFP4) took 1.3 s
+    of it.
     """
     folder = sharded(tmp_path / "big", 120, 600)
     # a sparse tail of 1 GiB in each of three shards stands for weights: reading them would show in time and memory

@@ -378,6 +378,13 @@ def test_size_decides_the_width() -> None:
     """
     assert explain_pool(ORIGIN_MODEL, 1_280_000, 9.16, 9.16, tp=8).kv_cache_dtype == "bfloat16"
     assert explain_pool(ORIGIN_MODEL, 1_280_000, 4.58, 4.58, tp=8).kv_cache_dtype == "float8"
+    assert (
+        explain_pool(ORIGIN_MODEL, 1_280_000, 2.575, 2.575, tp=8).kv_cache_dtype == "float4_e2m1fn_x2"
+    )  # 9 / 16 B each
+    half = checkpoint_from_configs(SMOLLM2 | {"torch_dtype": "float16"})
+    assert explain_pool(half, 65536, 0.70, 0.70).kv_cache_dtype == "float16"
+    for size in (float("nan"), float("inf"), -1.0, 0.0):
+        assert explain_pool(ORIGIN_MODEL, 1_280_000, size, size, tp=8).kv_cache_dtype is None
     odd = explain_pool(ORIGIN_MODEL, 1_280_000, 6.1, 6.1, tp=8)
     assert odd.kv_cache_dtype is None
     assert "fits no KV dtype" in odd.verdict
