@@ -25,7 +25,7 @@ from pydantic import Field
 from lib.records import Record
 from lib.server.lines import Line, parse_line, seconds_between, split_messages
 from lib.server.progress import PHASES, phase_of
-from lib.server.redact import redact_object
+from lib.server.redact import find_secrets, redact_object
 
 STARTUP_END = PHASES.index("ready")
 
@@ -732,6 +732,16 @@ SIGNATURES: tuple[Signature, ...] = (
         "systemd",
     ),
     Signature(
+        "shell_killed",
+        "Killed",
+        r"^(?:\S+: line \d+: +\d+ )?Killed(?: |$)",
+        "crash",
+        "symptom",
+        "a process was ended by SIGKILL",
+        "look for the sender: dmesg, the journal, the cgroup's memory.events",
+        "shells, docker",
+    ),
+    Signature(
         "sigquit",
         "sigquit",
         r"Received sigquit from a child process",
@@ -852,6 +862,7 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "ninja:",
     "launch failure",
     "leave no GPU memory",
+    "Killed",
     "out of resource",
     "rocess exited, code=",
     "egfault",
@@ -904,6 +915,8 @@ _HARMLESS = re.compile(
     r"| disabled: |OpenAIServing\w+ init failed"
 )
 
+_VLLM_ERROR = re.compile(r"ERROR \d\d-\d\d \d\d:\d\d:\d\d")
+
 MAX_EVENTS = 400
 _MAX_BLOCK_LINES = 2000
 
@@ -951,7 +964,7 @@ class _Event:
 class _Block:
     """A traceback that is being read."""
 
-    __slots__ = ("head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase")
+    __slots__ = ("head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase", "prefixed")
 
     def __init__(self, head: Line, fatal: bool, phase: str | None):
         self.head, self.fatal, self.phase = head, fatal, phase
@@ -961,6 +974,7 @@ class _Block:
         self.relation: str | None = None
         self.lines = 0
         self.tail = 0
+        self.prefixed = bool(_VLLM_ERROR.search(head.quote[:200]))
 
 
 class FailureReader:
@@ -1058,7 +1072,11 @@ class FailureReader:
             return False
         block.lines += 1
         text = line.text
-        if line.stamped or block.lines > _MAX_BLOCK_LINES:
+        if line.stamped and block.prefixed and block.lines <= _MAX_BLOCK_LINES:
+            # vLLM writes its prefix before every line of a traceback; other processes' lines stand between them.
+            if line.rank != block.head.rank:
+                return False
+        elif line.stamped or block.lines > _MAX_BLOCK_LINES:
             self._close()
             return False
         if block.tail:
@@ -1135,7 +1153,7 @@ class FailureReader:
                 if pattern.search(frame):
                     found = phase
                     break
-        if found == "serving" and self.ready_line is None:
+        if found == "serving" and self.ready_line is None and self.seen_startup:
             return "warming_up" if self.phase in ("starting_http", "warming_up") else self.phase
         return found
 
@@ -1191,7 +1209,8 @@ class FailureReader:
         was_ready = self.ready_line is not None if ready is None else ready
         if exit_code is None:
             codes = [_exit_code(e.match) for e in symptoms if e.match and "exit_code" in e.match.re.groupindex]
-            exit_code = codes[0] if codes else None
+            killed_by_shell = any(e.row and e.row.id == "shell_killed" for e in symptoms)
+            exit_code = codes[0] if codes else (-9 if killed_by_shell else None)
         if self.stop_line is not None:
             # What falls apart while a server is told to stop is no failure.
             causes = [e for e in causes if e.line.number < self.stop_line.number]
@@ -1503,15 +1522,18 @@ def classify(log_or_lines: Any, exit_code: int | None = None, ready: bool | None
     else:
         lines = log_or_lines
     reader = FailureReader()
+    secrets: set[str] = set()
     for number, raw in enumerate(lines, 1):
         data = raw.encode("utf-8", "replace") if isinstance(raw, str) else raw
+        if b"server_args=" in data or b"-key" in data:
+            secrets.update(value for value in find_secrets(data[:65536].decode("utf-8", "replace")) if len(value) >= 8)
         for part in split_messages(data[: 1 << 20]) or ([data] if reader.open else []):
             line = parse_line(number, part)
             phase = phase_of(part)
             if phase:
                 reader.saw_phase(phase.name, line)
             reader.feed(line)
-    return redact_object(reader.finish(exit_code, ready))
+    return redact_object(reader.finish(exit_code, ready), sorted(secrets))
 
 
 def _with_exit_code(log: Any, exit_code: int | None, ready: bool | None) -> Failure | None:

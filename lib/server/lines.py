@@ -10,9 +10,9 @@ This module only looks at text; it never opens anything.
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
 from typing import NamedTuple
 
 MAX_LINE_BYTES = 1 << 20
@@ -148,24 +148,36 @@ def _clock(raw: bytes) -> str:
 
 
 def seconds_between(start: str | None, end: str | None) -> float | None:
-    """Seconds from one time stamp of a log to another; None if one is missing or they have different forms."""
+    """Seconds from one time stamp of a log to another; None if one is missing or they have different forms.
+
+    Example: `seconds_between("2026-11-29 13:05:53", "2026-11-29 13:06:36")` is 43.0. vLLM writes no year: over New Year
+    the later of two such stamps is taken to be in the next one.
+    """
     if not start or not end:
         return None
     a, b = _moment(start), _moment(end)
-    if a is None or b is None or (len(start) < 15) != (len(end) < 15):
+    if a is None or b is None or a[1] != b[1]:
         return None
-    if len(end) < 15 and b < a:  # vLLM writes no year
-        b = b + timedelta(days=365)
-    return round((b - a).total_seconds(), 3)
+    seconds = b[0] - a[0]
+    if not a[1] and seconds < 0:
+        seconds += 365 * 86400
+    return round(seconds, 3)
 
 
-def _moment(text: str) -> datetime | None:
+_MOMENT = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
+
+
+def _moment(text: str) -> tuple[float, bool] | None:
+    """Seconds of a time stamp and whether it has a year; None if it is not one."""
+    match = _MOMENT.fullmatch(text)
+    if not match:
+        return None
+    year, month, day, hour, minute = (int(part) if part else 2001 for part in match.groups()[:5])
     try:
-        if len(text) < 15:
-            return datetime.strptime("2001-" + text, "%Y-%m-%d %H:%M:%S")
-        return datetime.fromisoformat(text[:26])
+        whole = calendar.timegm((year, month, day, hour, minute, 0))
     except ValueError:
         return None
+    return whole + float(match.group(6)), match.group(1) is not None
 
 
 def lines_of(read: Callable[[int], bytes], block_bytes: int = 1 << 20) -> Iterator[bytes]:

@@ -108,7 +108,7 @@ from lib.server.log_tables import (
     WORDS,
 )
 from lib.server.progress import PHASES, phase_of
-from lib.server.redact import find_secrets, redact_object
+from lib.server.redact import find_secrets, is_secret_name, redact_object, redact_text
 
 GIB = 1 << 30
 MAX_SERIES = 2000
@@ -1008,7 +1008,7 @@ class LogReader:
             dropped_facts=self.dropped,
             cut_lines=self.cut_lines,
         )
-        log = redact_object(log, sorted(self.earlier_secrets))
+        log = ServerLog.model_validate(_redacted(log.model_dump(), tuple(sorted(self.earlier_secrets)), False))
         return log.model_copy(update={"batches": self._batches()})
 
     def _engine(self) -> tuple[str, str]:
@@ -1807,6 +1807,28 @@ def _parts(
     if drafts and targets:
         parts["each_draft_pool"] = round((targets[-1] - drafts[-1][1]) / drafts[-1][0], 4)
     return {name: value for name, value in parts.items() if value is not None}
+
+
+#: Fields that quote the log. A key that the log names (api_key='...') is removed from them wherever it stands; other
+#: fields hold our own words and numbers, which a short key such as 'test' must not destroy.
+_QUOTING = frozenset(
+    ("line", "text", "root_cause", "where", "reason", "server_args", "asked_args", "what_to_do", "values")
+)
+
+
+def _redacted(value: Any, secrets: tuple[str, ...], quoting: bool) -> Any:
+    if isinstance(value, str):
+        return redact_text(value, secrets if quoting else ())
+    if isinstance(value, dict):
+        return {
+            key: redact_object({key: item})[key]
+            if isinstance(key, str) and is_secret_name(key)
+            else _redacted(item, secrets, quoting or key in _QUOTING)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_redacted(item, secrets, quoting) for item in value]
+    return value
 
 
 def _static_budget(weights: Sequence[Weights], args: Mapping[str, Any], failure: Failure | None) -> dict[str, Any]:

@@ -462,7 +462,7 @@ VLLM_CONFIG = re.compile(
     r"=('[^']*'|[\w./:-]+)"
 )
 COMMAND = re.compile(
-    r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|gated_launch\.py)\s+(?P<args>-.*)"
+    r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|\w*launch\w*\.py)\s+(?P<args>-.*)"
 )
 FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "#running-req": ("running", int),

@@ -171,7 +171,7 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "kv_gib": _kv("target_gib_per_rank"),
     "kv_gib_per_rank": _kv("target_gib_per_rank"),
     "kv_gib_total": _kv("total_gib_per_rank"),
-    "total_gib": _kv("total_gib_per_rank"),
+    "total_gib": lambda log: _total(log, "gib") or (log.kv.total_gib_per_rank if log.kv else None),
     "kv_is_8bit_without_scales": _kv("eight_bit_without_scales"),
     "scale_warning": lambda log: any(notice.id == "kv_scale_default" for notice in log.notices),
     "scale_warning_ranks_seen": lambda log: _notice_ranks(log, "kv_scale_default"),

@@ -65,6 +65,7 @@ EXAMPLES: dict[str, str] = {
     "gated_model": "huggingface_hub.errors.GatedRepoError: 401 Client Error. (Request ID: Root=1)",
     "remote_code": "ValueError: The repository m contains custom code which must be executed. Please pass the argument `trust_remote_code=True`",
     "main_process_exited": "Nov 29 13:05:53 host systemd[1]: sglang.service: Main process exited, code=exited, status=1/FAILURE",
+    "shell_killed": "Killed",
     "invalid_choice": "sglang serve: error: argument --fp4-gemm-backend: invalid choice: 'cutlass' (choose from 'auto', 'marlin')",
     "unrecognized_arguments": "sglang serve: error: unrecognized arguments: --mamba-scheduler-strategy extra_buffer",
     "argument_error": "launch_server.py: error: argument --tp-size: invalid int value: 'eight'",
@@ -140,6 +141,9 @@ def test_row_matches_its_line(row: Any) -> None:
     line = EXAMPLES[row.id]
     assert any(needle in line for needle in FAILURE_NEEDLES)
     failure = need(classify([line]))
+    if row.id == "shell_killed":  # its exit code is known, and nothing else
+        assert (failure.failure_class, failure.exit_code) == ("killed_sigkill", -9)
+        return
     assert failure.id == row.id
     assert failure.outcome in OUTCOMES
     assert failure.cause_known is (row.role == "cause")
@@ -177,6 +181,24 @@ def test_cause_stands_above_its_symptoms(row: Any, ranks: int) -> None:
         assert failure.exit_code == -3 and failure.exit_signal == "SIGQUIT"
         assert {quote.line_no for quote in failure.symptoms} >= {11, 13}
         assert "OOM killer" not in failure.root_cause or row.id == "oom_killer"
+
+
+def test_vllm_traceback() -> None:
+    """A traceback with vLLM's prefix before every line, other processes' lines between them, gives its cause."""
+    error = "(EngineCore pid=99) ERROR 10-02 00:39:31 [core.py:708] "
+    lines = [
+        error + "EngineCore failed to start.",
+        error + "Traceback (most recent call last):",
+        "(APIServer pid=1) INFO 10-02 00:39:31 [launcher.py:1] waiting",
+        error + '  File "/x/vllm/v1/engine/core.py", line 699, in run_engine_core',
+        error + "    engine_core = EngineCoreProc(*args, **kwargs)",
+        error
+        + "ValueError: To serve at least one request with the models's max seq len (131072), (16.00 GiB KV cache is needed, which is larger than the available KV cache memory (11.20 GiB).",
+        "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    for found in (classify(lines), read_log(lines).failure):
+        failure = need(found)
+        assert (failure.id, failure.failure_class, failure.line_no) == ("vllm_no_cache_blocks", "oom_at_startup", 6)
 
 
 # ------------------------------------------------------------------------------------ recorded deaths

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lib.server import log_tables
+from lib.server.failures import classify
 from lib.server.lines import MAX_LINE_BYTES, lines_of, parse_line, seconds_between, split_messages
 from lib.server.log import (
     ServerLog,
@@ -83,18 +84,8 @@ def test_case(case: dict[str, Any]) -> None:
     check(case)
 
 
-def perturbations() -> list[Any]:
-    """(case, path of a leaf, the leaf's text in the input, another number) for every number that a case quotes."""
-    rows = []
-    for param in [*cases("server_log"), *cases("failure_class")]:
-        case = param.values[0]
-        for path, want in flat(case["expect"]):
-            if isinstance(want, bool) or not isinstance(want, int | float) or abs(want) < 2:
-                continue
-            forms = {f"{want}", f"{want:.2f}", f"{want:,}"}
-            other = want + 1 if isinstance(want, int) else round(want * 1.03, 2)
-            rows.append(pytest.param(case, path, forms, want, other, id=f"{case['id']}-{'.'.join(map(str, path))}"))
-    return rows
+#: Numbers that follow from others and only happen to stand in the input too.
+DERIVED = {"tp", "draft_tokens_derived", "slots_per_request", "num_steps_derived", "num_draft_tokens_derived"}
 
 
 def swapped(value: Any, old: str, new: str) -> Any:
@@ -107,21 +98,41 @@ def swapped(value: Any, old: str, new: str) -> Any:
     return re.sub(rf"(?<![\d.]){re.escape(old)}(?![\d]|\.\d)", new, value) if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize(("case", "path", "forms", "want", "other"), perturbations())
-def test_perturbed_case(
-    case: dict[str, Any], path: tuple[Any, ...], forms: set[str], want: float, other: float, tmp_path: Path
-) -> None:
+def changed_input(case: dict[str, Any], want: float, other: float) -> Any:
+    """The case's input with one number changed wherever it stands, or None if it stands nowhere."""
+    old = case["input"]
+    if "file" in old:
+        path = TESTS / "cases" / case["kind"] / old["file"]
+        old = {"text": path.read_bytes().decode("utf-8", "replace")}
+    new = old
+    for form in sorted({f"{want}", f"{want:.2f}", f"{want:,}"}, key=len, reverse=True):
+        text = (
+            f"{other:.2f}" if form == f"{want:.2f}" and "." in form else (f"{other:,}" if "," in form else f"{other}")
+        )
+        new = swapped(new, form, text)
+    return None if new == old else new
+
+
+def perturbations() -> list[Any]:
+    """(case, path of a leaf, changed input, the new number) for every number that a case's input quotes."""
+    rows = []
+    for param in [*cases("server_log"), *cases("failure_class")]:
+        case = param.values[0]
+        for path, want in flat(case["expect"]):
+            if path[-1] in DERIVED or isinstance(want, bool) or not isinstance(want, int | float) or abs(want) < 2:
+                continue
+            other = want + 1 if isinstance(want, int) else round(want * 0.97, 2)
+            changed = changed_input(case, want, other)
+            if changed is not None:
+                name = f"{case['id']}-{'.'.join(map(str, path))}"
+                rows.append(pytest.param(case, path, changed, other, id=name))
+    return rows
+
+
+@pytest.mark.parametrize(("case", "path", "changed", "other"), perturbations())
+def test_perturbed_case(case: dict[str, Any], path: tuple[Any, ...], changed: Any, other: float) -> None:
     """A number that the input quotes comes out changed when it is changed there."""
-    given_input = case["input"]
     folder = TESTS / "cases" / case["kind"]
-    if "file" in given_input:
-        given_input = {"text": (folder / given_input["file"]).read_bytes().decode("utf-8", "replace")}
-    changed = given_input
-    for form in sorted(forms, key=len, reverse=True):
-        new = f"{other:.2f}" if form == f"{want:.2f}" and "." in form else (f"{other:,}" if "," in form else f"{other}")
-        changed = swapped(changed, form, new)
-    if changed == given_input:
-        pytest.skip("the number is derived, not quoted")
     found = importlib.import_module(f"map_{case['kind']}").answer({**case, "input": changed}, folder)
     assert at(found, path) == pytest.approx(other, rel=1e-6)
 
@@ -601,6 +612,30 @@ def test_api_keys_never_come_out(form: str) -> None:
     assert "REDACTED" in text
 
 
+@pytest.mark.parametrize("key", ["test", "sglang", "bfloat16", "model", "EMPTY"])
+def test_a_key_that_is_a_word_destroys_nothing(key: str) -> None:
+    """A short key that is an ordinary word is hidden in its place, and the record's own words stay."""
+    lines = recorded("cpu-sglang/q3_15b.log")
+    keyed = [line.replace(b"api_key=None", f"api_key='{key}'".encode()) for line in lines]
+    want, got = read_log(lines), read_log(keyed)
+    assert got.server_args["api_key"] == "REDACTED"
+    assert (got.engine, got.version, got.model_class, got.kv) == (want.engine, want.version, want.model_class, want.kv)
+    assert set(got.server_args) == set(want.server_args)
+
+
+def test_api_keys_never_come_out_of_classify() -> None:
+    """A key that server_args names is in no quote of a failure either."""
+    key = "correct-horse-battery"
+    lines = [
+        f"[2026-11-29 13:05:57] server_args=ServerArgs(model_path='/m', api_key='{key}', port=1)",
+        "[2026-11-29 13:05:58] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/srv/a.py", line 1, in load_model',
+        f"ValueError: cannot use {key}",
+    ]
+    failure = classify(lines)
+    assert failure is not None and key not in failure.model_dump_json()
+
+
 # ------------------------------------------------------------------------------------ bad input
 
 
@@ -738,6 +773,15 @@ def test_cli_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     for bad in (str(tmp_path), str(tmp_path / "missing"), str(empty), str(noise)):
         code, message = run_cli([bad], capsys)
         assert code == 2 and "do:" in message and "\n" not in message
+
+
+def test_cli_reads_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """- is standard input, and gives what the file gives."""
+    path = RECORDED / "cpu-sglang" / "q3_15b.log"
+    want = run_cli([str(path)], capsys)
+    with path.open("rb") as handle:
+        monkeypatch.setattr("sys.stdin", type("Stdin", (), {"buffer": handle})())
+        assert run_cli(["-"], capsys) == want
 
 
 def test_cli_json_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
