@@ -136,9 +136,7 @@ def _pygments() -> tuple[Any, Any]:
 def _exporter() -> _PageExporter:
     """One exporter for all pages: its templates are compiled once."""
     basedir = str(Path(__file__).parent / "templates")
-    exporter = _PageExporter(template_name="notebook", extra_template_basedirs=[basedir])
-    exporter.preprocessors = []
-    return exporter
+    return _PageExporter(template_name="notebook", extra_template_basedirs=[basedir], default_preprocessors=[])
 
 
 def _highlighted(code: str) -> str:
