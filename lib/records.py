@@ -6,6 +6,7 @@ verdict names its evidence and the launches it stands on, and *unknown* is `None
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -69,6 +70,8 @@ class Measured(Record):
     def _unknown_has_a_reason(self) -> Measured:
         if self.value is None and not self.reason:
             raise ValueError("a missing value needs a reason")
+        if any(isinstance(x, float) and not math.isfinite(x) for x in (self.value, self.low, self.high)):
+            raise ValueError("a number is finite; what is not is None with a reason")
         return self
 
 

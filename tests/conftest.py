@@ -41,7 +41,9 @@ def tiny_spec() -> launching.ServerSpec:
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[launching.Server]:
+def tiny_server(
+    tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[launching.Server]:
     """One real server that several tests ask; none may change or stop it."""
     me = local.process_id(os.getpid())
     assert me
@@ -67,7 +69,9 @@ def profile(tmp_path: Path) -> Callable[..., Path]:
     """A copy of the tiny profile with changed keys: `profile(server={...}, files={"03": {...}})`."""
     import yaml
 
-    def make(server: dict[str, Any] | None = None, files: dict[str, dict[str, Any]] | None = None, name: str = "profile") -> Path:
+    def make(
+        server: dict[str, Any] | None = None, files: dict[str, dict[str, Any]] | None = None, name: str = "profile"
+    ) -> Path:
         folder = tmp_path / name
         folder.mkdir()
         for file in (ROOT / TINY).glob("*.yaml"):

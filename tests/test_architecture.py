@@ -44,7 +44,9 @@ def test_a_pure_room_touches_nothing(room: str) -> None:
     assert offences((ROOT / "lib" / f"{room}.py").read_text()) == []
 
 
-@pytest.mark.parametrize("planted", ["import subprocess", "from time import time", "import requests.sessions", "x = open('f')"])
+@pytest.mark.parametrize(
+    "planted", ["import subprocess", "from time import time", "import requests.sessions", "x = open('f')"]
+)
 def test_a_planted_offender_is_found(planted: str) -> None:
     """The test above can fail."""
     assert offences(planted)
@@ -56,7 +58,13 @@ def test_nothing_imports_sglang_and_torch_is_lazy() -> None:
         if file.name == "make_models.py":  # runs in the server's environment
             continue
         for node in ast.parse(file.read_text()).body:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             assert not [n for n in names if n.split(".")[0] in ("sglang", "torch")], file
 
 
@@ -65,12 +73,18 @@ def test_no_module_is_named_after_a_package() -> None:
     import sys
 
     names = {p.stem for p in (ROOT / "lib").rglob("*.py") if not p.stem.startswith("_")}
-    clash = names & (set(sys.stdlib_module_names) | {"requests", "yaml", "pandas", "numpy", "torch", "sglang", "papermill"})
+    clash = names & (
+        set(sys.stdlib_module_names) | {"requests", "yaml", "pandas", "numpy", "torch", "sglang", "papermill"}
+    )
     assert clash <= {"html", "inspect", "site", "lib"}, clash  # named by the layout, always imported through their room
 
 
 def test_paths_of_machines_stay_out() -> None:
     """No absolute path of a builder's machine in what is shipped."""
     here = str(ROOT)
-    for file in [*(ROOT / "lib").rglob("*.py"), *(ROOT / "notebooks").glob("*.ipynb"), *Path(ROOT / "params").rglob("*.yaml")]:
+    for file in [
+        *(ROOT / "lib").rglob("*.py"),
+        *(ROOT / "notebooks").glob("*.ipynb"),
+        *Path(ROOT / "params").rglob("*.yaml"),
+    ]:
         assert here not in file.read_text(), file

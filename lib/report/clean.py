@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
-import bleach  # type: ignore[import-untyped]
+import bleach
 
 from lib.report.text import escaped, relative_href, visible_html, visible_text
 

@@ -99,7 +99,9 @@ def test_a_full_disk_for_outputs_is_one_message(profile: Any, tmp_path: Path) ->
         pytest.skip("needs root to mount a small tmpfs")
     small = tmp_path / "small"
     small.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k,nr_inodes=64", "none", str(small)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16k,nr_inodes=64", "none", str(small)], capture_output=True, text=True
+    )
     if mounted.returncode:
         pytest.skip(f"a tmpfs can't be mounted here: {mounted.stderr.strip()}")
     try:
@@ -122,9 +124,15 @@ server = pytest.mark.server
 @server
 @pytest.mark.parametrize(
     ("model", "words"),
-    [("/nonexistent/model", "/nonexistent/model"), ("{empty}", "config.json"), ("no-such-embedded-model", "no-such-embedded-model")],
+    [
+        ("/nonexistent/model", "/nonexistent/model"),
+        ("{empty}", "config.json"),
+        ("no-such-embedded-model", "no-such-embedded-model"),
+    ],
 )
-def test_a_model_that_is_none_is_named(workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any, model: str, words: str) -> None:
+def test_a_model_that_is_none_is_named(
+    workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any, model: str, words: str
+) -> None:
     """A missing folder, a folder that holds no model, and an unknown name: the notebook fails with one message, exit 1."""
     (tmp_path / "empty").mkdir()
     folder = profile(server={"model": model.replace("{empty}", str(tmp_path / "empty"))})
@@ -148,7 +156,9 @@ def test_a_port_in_use_names_its_holder(workbook: Any, profile: Any, tiny_spec: 
 
 
 @server
-def test_a_server_that_dies_at_start_is_reported_with_its_cause(workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any) -> None:
+def test_a_server_that_dies_at_start_is_reported_with_its_cause(
+    workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any
+) -> None:
     """The process ends long before the deadline; the verdict quotes the log, the run goes on."""
     folder = profile(server={"flags": {**tiny_flags(), "attention_backend": "flashinfer"}, "ready_timeout_s": 250})
     began = time.monotonic()
@@ -161,9 +171,13 @@ def test_a_server_that_dies_at_start_is_reported_with_its_cause(workbook: Any, p
 
 
 @server
-def test_a_server_that_is_never_ready_is_stopped_at_the_deadline(workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any) -> None:
+def test_a_server_that_is_never_ready_is_stopped_at_the_deadline(
+    workbook: Any, profile: Any, tmp_path: Path, tiny_spec: Any
+) -> None:
     """After ready_timeout_s the launch is a hang, with its last phase, and nothing is left of it."""
-    done = workbook("run", "--profile", str(profile(server={"ready_timeout_s": 4, "stop_timeout_s": 3})), "--only", "01")
+    done = workbook(
+        "run", "--profile", str(profile(server={"ready_timeout_s": 4, "stop_timeout_s": 3})), "--only", "01"
+    )
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path / "outputs")
     result = json.loads((run / "01.result.json").read_text())
@@ -195,7 +209,9 @@ def group_of_server(outputs: Path) -> int | None:
 
 @server
 @pytest.mark.timeout(600)
-def test_ctrl_c_in_notebook_03_leaves_no_server_and_a_run_that_resumes(profile: Any, tmp_path: Path, tiny_spec: Any, workbook: Any) -> None:
+def test_ctrl_c_in_notebook_03_leaves_no_server_and_a_run_that_resumes(
+    profile: Any, tmp_path: Path, tiny_spec: Any, workbook: Any
+) -> None:
     """SIGINT while a level is measured: exit 130, server gone; --resume keeps the finished level and takes the rest."""
     folder = profile(files={"03": {"concurrency": [1, 2], "output_len": 48, "num_requests": 24}})
     outputs = tmp_path / "outputs"
@@ -230,7 +246,11 @@ def test_no_server_is_left_10_s_after_sigkill(profile: Any, tmp_path: Path, tiny
     if victim == "workbook":
         running.kill()
     else:
-        kernels = [p for p in psutil.Process(running.pid).children(recursive=True) if "ipykernel_launcher" in " ".join(p.cmdline())]
+        kernels = [
+            p
+            for p in psutil.Process(running.pid).children(recursive=True)
+            if "ipykernel_launcher" in " ".join(p.cmdline())
+        ]
         assert len(kernels) == 1
         kernels[0].kill()
     wait_for(lambda: not local.group_members(pgid), 10)
@@ -242,10 +262,14 @@ def test_no_server_is_left_10_s_after_sigkill(profile: Any, tmp_path: Path, tiny
 
 @server
 @pytest.mark.timeout(600)
-def test_an_attached_server_is_measured_and_never_stopped(workbook: Any, profile: Any, tmp_path: Path, tiny_server: launching.Server) -> None:
+def test_an_attached_server_is_measured_and_never_stopped(
+    workbook: Any, profile: Any, tmp_path: Path, tiny_server: launching.Server
+) -> None:
     """Notebooks 01, 02, 03 and 05 on a running server: marked attached, what needs a restart is named as skipped, it lives on."""
     log = tiny_server.folder / "server.log"
-    folder = profile(server={"attach": tiny_server.base_url, "model": None, "log": str(log)}, files={"03": {"concurrency": [1]}})
+    folder = profile(
+        server={"attach": tiny_server.base_url, "model": None, "log": str(log)}, files={"03": {"concurrency": [1]}}
+    )
     done = workbook("run", "--profile", str(folder), "--only", "01,02,03,05")
     assert done.returncode == 0, done.stderr
     run = only_run(tmp_path / "outputs")
@@ -255,13 +279,17 @@ def test_an_attached_server_is_measured_and_never_stopped(workbook: Any, profile
         assert result["servers"][0]["pid"] == tiny_server.record.pid
     skipped = " ".join(json.loads((run / "05.result.json").read_text())["skipped"])
     assert "not restarted" in skipped
-    allocated = next(v for v in json.loads((run / "05.result.json").read_text())["verdicts"] if v["id"] == "allocated-attached")
+    allocated = next(
+        v for v in json.loads((run / "05.result.json").read_text())["verdicts"] if v["id"] == "allocated-attached"
+    )
     assert allocated["measured"]["value"] == "bfloat16"
     assert tiny_server.check_identity()
 
 
 @server
-def test_plain_papermill_writes_into_the_folder_of_its_output(profile: Any, tmp_path: Path, tiny_server: launching.Server) -> None:
+def test_plain_papermill_writes_into_the_folder_of_its_output(
+    profile: Any, tmp_path: Path, tiny_server: launching.Server
+) -> None:
     """`papermill notebooks/03_benchmark.ipynb out.ipynb -f 03.yaml` works, its result beside the output notebook."""
     folder = profile(server={"attach": tiny_server.base_url, "model": None}, files={"03": {"concurrency": [1]}})
     out = tmp_path / "plain" / "out.ipynb"
@@ -288,7 +316,9 @@ def test_an_injected_unknown_parameter_fails_plain_papermill(tmp_path: Path, tin
 
 
 @server
-def test_an_api_key_reaches_the_server_and_no_file(tiny_spec: launching.ServerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_key_reaches_the_server_and_no_file(
+    tiny_spec: launching.ServerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `api_key_env` the key guards the server and appears in no file of the launch, log included."""
     monkeypatch.setenv("TEST_KEY", "sk-very-s3cret-key-0123456789")
     spec = tiny_spec.model_copy(update={"api_key_env": "TEST_KEY", "name": "guarded"})

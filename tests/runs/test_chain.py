@@ -102,7 +102,11 @@ def test_04_is_unsupported_with_sglangs_own_words(chain: Path) -> None:
     """On a CPU NEXTN does not start; the recorded runs show both signs of the benefit, without a verdict on one run."""
     found = verdict(chain, "04", "starts")
     assert found.status == "unsupported" and "active drivers" in found.evidence[0].quote
-    assert verdict(chain, "04", "recorded-random_ids").measured.value < 1 < verdict(chain, "04", "recorded-repeating_text").measured.value
+    assert (
+        verdict(chain, "04", "recorded-random_ids").measured.value
+        < 1
+        < verdict(chain, "04", "recorded-repeating_text").measured.value
+    )
 
 
 def test_05_compares_what_was_allocated_and_knows_its_floor(chain: Path) -> None:
