@@ -34,6 +34,10 @@ DECIMAL_GB = 10**9
 CONTEXT_GIB_MEASURED = 1.27
 
 
+#: torch_compile_max_bs's default, which bounds the decode "graphs" of a CPU (0.5.15.post1).
+CPU_GRAPH_MAX_BS = 32
+
+
 class KvBytes(Record):
     """KV cache bytes per token, per GPU and for the whole box, by group.
 
@@ -542,7 +546,7 @@ def mem_fraction_static_default(
     chunked_prefill_size: int | None = None,
     cuda_graph_max_bs: int | None = None,
     disable_cuda_graph: bool = False,
-    prefill_graphs: bool = True,
+    platform: str = "cuda",
     speculative_algorithm: str | None = None,
     dp_attention: int = 1,
     max_running_requests: int | None = None,
@@ -567,6 +571,8 @@ def mem_fraction_static_default(
     chunk = chunked_prefill_size if chunked_prefill_size is not None else chunk
     if cuda_graph_max_bs is not None:
         max_bs = cuda_graph_max_bs
+    elif platform == "cpu":
+        max_bs = CPU_GRAPH_MAX_BS
     elif max_running_requests is not None and since(sglang_version, "0.5.23"):
         max_bs = min(max_bs, max_running_requests)
     reserved = 512 + 1.5 * max(chunk, 2048) + 1024 * tp * pp / 8
@@ -574,7 +580,7 @@ def mem_fraction_static_default(
         reserved += 2 * max_bs
     if dp_attention > 1:
         reserved += max_bs * dp_attention * (4.5 if max_bs > 300 else 3)
-    if prefill_graphs and not disable_cuda_graph:
+    if platform != "cpu" and not disable_cuda_graph:
         if layout.group("mla") and not layout.group("recurrent"):
             reserved += 1536
         else:
@@ -824,17 +830,7 @@ def predict_pools(
     with_draft = speculative and str(speculative_algorithm).upper() not in ("NGRAM",)
     notes = [note] if (note := version_note(sglang_version)) else []
     if draft_layers is None:
-        draft_layers = (
-            (
-                1
-                if layout.draft_layers is None
-                else max(1, layout.draft_layers)
-                if layout.group("recurrent") is None
-                else 1
-            )
-            if with_draft
-            else 0
-        )
+        draft_layers = _running_draft_layers(layout) if with_draft else 0
     draft_tokens = (speculative_num_draft_tokens or 4) if speculative else 0
     if speculative and max_running_requests is None:
         max_running_requests = 48
@@ -851,6 +847,20 @@ def predict_pools(
         sm=sm,
     )
     _positive(page_size, "page_size")
+    for ratio, ratio_name in (
+        (mamba_full_memory_ratio, "mamba_full_memory_ratio"),
+        (swa_full_tokens_ratio, "swa_full_tokens_ratio"),
+    ):
+        if not (math.isfinite(ratio) and ratio > 0):
+            raise BadInput(f"expected {ratio_name} above 0", repr(ratio)[:40], "check the flag")
+    for count, count_name in (
+        (max_running_requests, "max_running_requests"),
+        (max_mamba_cache_size, "max_mamba_cache_size"),
+        (speculative_num_draft_tokens, "speculative_num_draft_tokens"),
+        (context_length, "context_length"),
+    ):
+        if count is not None:
+            _positive(count, count_name)
     if _positive(pp, "pp") > 1:
         raise BadInput("expected pp 1: the pools of pipeline stages are not modelled", str(pp), "leave pp out")
     if dp_attention > 1:
@@ -898,7 +908,7 @@ def predict_pools(
             max_running_requests=flag_requests,
             max_total_tokens=max_total_tokens,
             multimodal=multimodal,
-            prefill_graphs=platform != "cpu",
+            platform=platform,
         )
         fraction_from = f"SGLang {sglang_version}'s default for {gpu_memory_mib:.0f} MiB"
     pre, available = _free_memory(
@@ -1011,6 +1021,13 @@ def predict_pools(
     )
 
 
+def _running_draft_layers(layout: Architecture) -> int:
+    """Layers of an MTP draft: as declared, and one for hybrids, whose draft is one attention layer whatever is
+    declared.
+    """
+    return 1 if layout.group("recurrent") else max(1, layout.draft_layers or 1)
+
+
 def _free_memory(
     checkpoint: Checkpoint,
     tp: int,
@@ -1039,7 +1056,7 @@ def _free_memory(
         if weights is not None:
             available = pre - weights - (draft_weights if since(version, "0.5.14") else 0.0)
     for name, value in (("pre_load_gib", pre), ("available_gib", available)):
-        if value is not None and not math.isfinite(value):
+        if value is not None and not (math.isfinite(value) and (value > 0 or name == "available_gib")):
             raise BadInput(f"expected {name} in GiB", repr(value), "take it from the log")
     return pre, available
 

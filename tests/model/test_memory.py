@@ -244,6 +244,41 @@ def test_mem_fraction_static(version: str, algorithm: str | None, multimodal: bo
     assert round(found, 3) == pytest.approx(fraction, abs=0.0011)
 
 
+def test_mem_fraction_on_a_cpu() -> None:
+    """0.5.15.post1 on a host of 24,105 MiB: 512 + 3,072 + 64 + 128 = 3,776 kept, no prefill graphs: 0.843 as its
+    logs say.
+    """
+    assert mem_fraction_static_default(SMOL, 24105, platform="cpu") == 0.843
+    # the recorded server without a bound: 20.61 GiB free before, 20.34 after: about 17 GiB for KV
+    pool = predict_pools(SMOL, platform="cpu", gpu_memory_mib=24105, pre_load_gib=20.61, available_gib=20.34)
+    assert pool.mem_fraction_static == 0.843
+    assert pool.kv_gib == pytest.approx(20.34 - 20.61 * 0.157, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pre_load_gib": 0.0},
+        {"pre_load_gib": float("nan")},
+        {"available_gib": float("inf")},
+        {"available_gib": -5.0},
+        {"mamba_full_memory_ratio": -1.0},
+        {"swa_full_tokens_ratio": 0.0},
+        {"max_running_requests": 0},
+        {"max_mamba_cache_size": -3},
+        {"speculative_algorithm": "EAGLE", "speculative_num_draft_tokens": -1},
+        {"context_length": 0},
+        {"page_size": 0},
+        {"max_total_tokens": 0},
+    ],
+)
+def test_impossible_inputs_are_refused(wrong: dict[str, Any]) -> None:
+    """A value that can't be ends in one message, whichever it is; nothing is divided by zero."""
+    inputs: dict[str, Any] = {"pre_load_gib": 100.0, "available_gib": 60.0, "mem_fraction_static": 0.8}
+    with pytest.raises(BadInput):
+        predict_pools(ORIGIN_MODEL, tp=8, **(inputs | wrong))
+
+
 def test_mem_fraction_floor_of_large_gpus() -> None:
     """Above 60 GiB at least 10,240 MiB are kept: an 80 GB card with a small chunk."""
     assert mem_fraction_static_default(SMOL, 81559, chunked_prefill_size=2048, cuda_graph_max_bs=8) == round(
