@@ -149,7 +149,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "needs_newer_gpu",
         "",
-        r"(?:is |are )?only supported on [^.]{0,80}(?:Blackwell|Hopper|SM ?\d{2,3})|Please use Blackwell and above"
+        r"only supports (?:sm\d|SM ?\d)|on (?:Ampere|Ada|Turing|Hopper)[^.]{0,40} only supports"
+        r"|(?:is |are )?only supported on [^.]{0,80}(?:Blackwell|Hopper|SM ?\d{2,3})|Please use Blackwell and above"
         r"|requires? (?:an? )?(?:NVIDIA )?(?:Blackwell|Hopper|SM ?\d{2,3})\+?[^.]{0,40}(?:\.|$| GPU)|does not "
         r"support NVFP4 quantization",
         "crash",
@@ -374,7 +375,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "pool_out_of_memory",
         "out of memory",
-        r"^(?:Prefill|Decode) out of memory\. Try to lower your batch size|^Out of memory\. Try to lower|"
+        r"(?:^|: )(?:Prefill|Decode) out of memory\. Try to lower your batch size|(?:^|: )Out of memory\. Try to lower|"
         r"alloc_req_slots runs out of memory",
         "oom_runtime",
         "cause",
@@ -780,7 +781,7 @@ _EXCEPTION = re.compile(
     r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
     r"NotFound|Unsupported))(?:: (?P<message>.*))?$"
 )
-_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 _HIT = re.compile(r"(?P<who>[\w ]{1,60}?) hit an exception: ")
 _REQUEST_TEXT = ("Receive: ", "Finish: ", "Receive OpenAI", "server_args=", "Prefill batch", "Decode batch")
 
@@ -964,7 +965,7 @@ class _Event:
 class _Block:
     """A traceback that is being read."""
 
-    __slots__ = ("head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase", "prefixed")
+    __slots__ = ("head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase", "prefixed", "flat")
 
     def __init__(self, head: Line, fatal: bool, phase: str | None):
         self.head, self.fatal, self.phase = head, fatal, phase
@@ -974,6 +975,7 @@ class _Block:
         self.relation: str | None = None
         self.lines = 0
         self.tail = 0
+        self.flat = False  # a log collector cut the indentation off
         self.prefixed = bool(_VLLM_ERROR.search(head.quote[:200]))
 
 
@@ -1115,7 +1117,8 @@ class FailureReader:
             if len(block.frames) > 60:
                 del block.frames[:20]
             block.code = None
-        elif text[:1] in (" ", "\t"):
+            block.flat = block.flat or text[:1] not in (" ", "\t")
+        elif text[:1] in (" ", "\t") or (block.flat and not _EXCEPTION.match(text) and text.strip()):
             stripped = text.strip()
             if stripped and not set(stripped) <= set("^~ "):
                 block.code = stripped

@@ -19,10 +19,12 @@ MAX_LINE_BYTES = 1 << 20
 """A longer physical line is cut here: no line that a server writes is longer, and memory stays bounded."""
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-Z\\-_]")
-#: `[time tags]` as SGLang's logger writes it, anywhere in the line.
+#: `[time tags]` as SGLang's logger writes it, anywhere in the line; people
+#: cut the date or the whole time off when they quote it.
+_TAGS = rb"(?:ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)\d{1,9}"
 _STAMP = re.compile(
-    rb"\[(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
-    rb"((?: +(?:ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)\d+)*)\] ?"
+    rb"\[(?:(?P<time>(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?P<tags>(?: +" + _TAGS + rb")*)"
+    rb"|(?P<only>" + _TAGS + rb"(?: +" + _TAGS + rb")*))\] ?"
 )
 #: `2026-11-29 13:05:53 ...` without brackets: SGLang under another formatter, docker and k8s time stamps.
 _PLAIN_TIME = re.compile(rb"(?<![\d\[])(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)(?:Z|[+-]\d\d:?\d\d)?(?!\d)")
@@ -36,7 +38,9 @@ _JOURNAL = re.compile(
     rb"(?:(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?)"
     rb" [\w.-]{1,64} [\w@.:/-]{1,80}(?:\[\d+\])?: ?"
     rb"|[\w.-]{1,80} +\| ?"
-    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d) (?:stdout|stderr) [FP] )"
+    rb"|(?:(?:DEFAULT|DEBUG|INFO|NOTICE|WARNING|ERROR|CRITICAL) )?"
+    rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d)"
+    rb" (?:(?:stdout|stderr) [FP] )?)"
 )
 #: Formatters other than SGLang's own: `INFO 151972 [scheduler_metrics_mixin.py:287] message`.
 _LEVEL = re.compile(
@@ -110,10 +114,9 @@ def parse_line(number: int, raw: bytes) -> Line:
     quote = raw.decode("utf-8", "replace").strip()
     stamp = _STAMP.search(raw, 0, 400)
     if stamp:
-        rank = b" ".join(stamp.group(2).split()).decode() or None
-        return Line(
-            number, _clock(stamp.group(1)), rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote
-        )
+        rank = b" ".join((stamp["tags"] or stamp["only"] or b"").split()).decode() or None
+        time = _clock(stamp["time"]) if stamp["time"] else None
+        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote)
     vllm = _VLLM.search(raw, 0, 400)
     if vllm:
         process = vllm.group("process")
@@ -159,25 +162,28 @@ def seconds_between(start: str | None, end: str | None) -> float | None:
     if a is None or b is None or a[1] != b[1]:
         return None
     seconds = b[0] - a[0]
-    if not a[1] and seconds < 0:
-        seconds += 365 * 86400
+    if seconds < 0 and a[1] != "year":
+        seconds += 86400 if a[1] == "time" else 365 * 86400
     return round(seconds, 3)
 
 
-_MOMENT = re.compile(r"(?:(\d{4})-)?(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
+_MOMENT = re.compile(r"(?:(?:(\d{4})-)?(\d\d)-(\d\d) )?(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")
 
 
-def _moment(text: str) -> tuple[float, bool] | None:
-    """Seconds of a time stamp and whether it has a year; None if it is not one."""
+def _moment(text: str) -> tuple[float, str] | None:
+    """Seconds of a time stamp and its form (year, date or time); None if it is not one."""
     match = _MOMENT.fullmatch(text)
     if not match:
         return None
-    year, month, day, hour, minute = (int(part) if part else 2001 for part in match.groups()[:5])
+    form = "year" if match.group(1) else "date" if match.group(2) else "time"
+    year, month, day = (
+        int(part) if part else default for part, default in zip(match.groups()[:3], (2001, 1, 1), strict=True)
+    )
     try:
-        whole = calendar.timegm((year, month, day, hour, minute, 0))
+        whole = calendar.timegm((year, month, day, int(match.group(4)), int(match.group(5)), 0))
     except ValueError:
         return None
-    return whole + float(match.group(6)), match.group(1) is not None
+    return whole + float(match.group(6)), form
 
 
 def lines_of(read: Callable[[int], bytes], block_bytes: int = 1 << 20) -> Iterator[bytes]:

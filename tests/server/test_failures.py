@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,26 @@ def test_vllm_traceback() -> None:
     for found in (classify(lines), read_log(lines).failure):
         failure = need(found)
         assert (failure.id, failure.failure_class, failure.line_no) == ("vllm_no_cache_blocks", "oom_at_startup", 6)
+
+
+@pytest.mark.parametrize("style", ["cloud", "docker", "tags", "clock"])
+@pytest.mark.parametrize(
+    "name", ["cpu-sglang/sp15_nextn", "h200-sglang-0.5.16/x_m3_auto", "h200-sglang-0.5.16/m1_auto"]
+)
+def test_how_collectors_and_people_change_a_log(style: str, name: str) -> None:
+    """Prefixes on every line, indentation cut off, dates or times cut off: the root cause stays."""
+    lines = (RECORDED / f"{name}.log").read_text(errors="replace").split("\n")
+    want = need(classify(lines))
+    changed = {
+        "cloud": [f"ERROR 2026-11-29T12:27:37.392125190Z {line.strip()}" for line in lines],
+        "docker": [f"2026-11-29T12:27:37.392125190Z {line}" for line in lines],
+        "tags": [re.sub(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]", "[TP5 EP5]", line) for line in lines],
+        "clock": [re.sub(r"^\[\d{4}-\d\d-\d\d ", "[", line) for line in lines],
+    }[style]
+    for found in (classify(changed), read_log(changed).failure):
+        failure = need(found)
+        assert (failure.id, failure.phase, failure.line_no) == (want.id, want.phase, want.line_no)
+    assert need(classify(changed)).rank == ("TP5 EP5" if style == "tags" else None)
 
 
 # ------------------------------------------------------------------------------------ recorded deaths

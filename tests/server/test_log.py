@@ -569,6 +569,9 @@ def test_seconds_between() -> None:
     """Times are subtracted only if both are there and have the same form."""
     assert seconds_between("2026-11-29 13:05:53", "2026-11-29 13:06:36") == 43.0
     assert seconds_between("11-29 12:57:39", "11-29 12:58:26") == 47.0
+    assert seconds_between("23:59:50", "00:00:10") == 20.0
+    assert seconds_between("12-31 23:59:50", "01-01 00:00:10") == 20.0
+    assert seconds_between("2026-13-29 13:05:53", "2026-11-29 13:06:36") is None
     assert seconds_between(None, "2026-11-29 13:06:36") is None
     assert seconds_between("11-29 12:57:39", "2026-11-29 13:06:36") is None
 
