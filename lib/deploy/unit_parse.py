@@ -263,7 +263,7 @@ def _read_lines(text: str, origin: str, assignments: list[Assignment], problems:
             begun = number
             whole = body
         else:
-            whole = pending + body
+            whole = pending + line
         odd = len(whole) - len(whole.rstrip("\\"))
         if odd % 2 and number <= len(lines):
             pending = whole[:-1] + " "

@@ -96,6 +96,7 @@ def test_command_lines_as_systemd_reads_them(tmp_path: Path, tail: str) -> None:
 @needs_systemd
 @given(st.lists(st.sampled_from([*PIECES, "A=1", "B=x", " C=2 "]), max_size=12).map("".join))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example('"A=1\\\n  "')
 @example('"A=1 2" B=\'x"y\' C=d"e f"')
 def test_environment_as_systemd_reads_it(tmp_path: Path, value: str) -> None:
     """The same variables with the same values."""
