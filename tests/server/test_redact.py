@@ -7,7 +7,7 @@ import time
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lib.records import Record
@@ -180,6 +180,7 @@ FRAGMENTS = [
 ]
 
 
+@example(["Authorization", "://u:", "'", "api_key", "'", "Bearer "])
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=25))
 @settings(max_examples=1500, deadline=None)
 def test_built_from_the_grammars_own_pieces_twice_is_once(pieces: list[str]) -> None:
