@@ -78,6 +78,9 @@ def ask(folder: Path, text: str) -> str:
 @example("a 'b \"c' \\x41\\\n  d ; ")
 @example('a"b"c "" \\; \\\n # comment\n d')
 @example("%%n $$ ${X}y")
+@example(" ; \\;")
+@example(" ; $$")
+@example(" ; -")
 def test_command_lines_as_systemd_reads_them(tmp_path: Path, tail: str) -> None:
     """The same words, or both refuse; what both accept has the same arguments."""
     assume("%n" not in tail.replace("%%", ""))  # its dump shows the name, we keep the specifier
