@@ -163,6 +163,7 @@ def split_bundle(text: str) -> tuple[str | None, list[tuple[str, str]], str]:
 
     A text without such headers is all journal.
     """
+    text = text.removeprefix("\ufeff")
     if not re.search(r"(?m)^# /\S+\.(?:service|conf)\s*$", text[: 1 << 20]):
         return None, [], text
     unit: str | None = None

@@ -5,11 +5,20 @@ from __future__ import annotations
 from lib.deploy.journal import JournalReport, read_journal, split_bundle
 from lib.deploy.unit_lint import UnitReport, lint_unit, read_unit, unit_secrets
 from lib.deploy.unit_parse import Assignment, Command, Unit, parse_unit, split_words, time_span_s
-from lib.deploy.unit_render import UnitSpec, http_probe_argv, render_unit, start_limit_interval_s, unit_value
+from lib.deploy.unit_render import (
+    ContainerSpec,
+    UnitSpec,
+    http_probe_argv,
+    render_container_unit,
+    render_unit,
+    start_limit_interval_s,
+    unit_value,
+)
 
 __all__ = [
     "Assignment",
     "Command",
+    "ContainerSpec",
     "JournalReport",
     "Unit",
     "UnitReport",
@@ -19,6 +28,7 @@ __all__ = [
     "parse_unit",
     "read_journal",
     "read_unit",
+    "render_container_unit",
     "render_unit",
     "split_bundle",
     "split_words",

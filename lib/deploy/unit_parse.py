@@ -263,7 +263,7 @@ def _read_lines(text: str, origin: str, assignments: list[Assignment], problems:
             begun = number
             whole = body
         else:
-            whole = pending + body
+            whole = pending + line
         odd = len(whole) - len(whole.rstrip("\\"))
         if odd % 2 and number <= len(lines):
             pending = whole[:-1] + " "
@@ -385,7 +385,8 @@ def _split(text: str, *, escapes: bool = True, relaxed: bool = True) -> _Words:
         if text[at] in _SPACE:
             at += 1
             continue
-        if relaxed and text[at : at + 2] == "\\;" and (at + 2 == end or text[at + 2] in _SPACE):
+        begins = not words or words[-1] == (";", False)  # the first word of a command has no such escape
+        if relaxed and not begins and text[at : at + 2] == "\\;" and (at + 2 == end or text[at + 2] in _SPACE):
             words.append((";", True))
             at += 2
             continue

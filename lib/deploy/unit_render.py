@@ -61,7 +61,31 @@ def http_probe_argv(url: str) -> tuple[str, ...]:
     return ("/usr/bin/curl", "--silent", "--fail", "--output", "/dev/null", "--max-time", "5", "--url", url)
 
 
-def start_limit_interval_s(spec: UnitSpec) -> int:
+class ContainerSpec(Record):
+    """What the unit of a server in a container is rendered from; the image is pinned by its digest."""
+
+    name: str = Field(description="file name, ends in .service; the container gets its stem")
+    description: str
+    image: str = Field(description="repository@sha256:digest")
+    argv: tuple[str, ...] = Field(description="the command in the container")
+    environment: Mapping[str, str] = {}
+    environment_file: str | None = Field(default=None, description="root-readable file with secrets, read by docker")
+    volumes: tuple[tuple[str, str], ...] = Field(default=(), description="(host path, container path), read-only")
+    cache_volumes: tuple[tuple[str, str], ...] = Field(default=(), description="(host path, container path), writable")
+    port: int = Field(gt=0, lt=65536)
+    address: str = Field(default="127.0.0.1", pattern=r"^[0-9a-fA-F.:]{3,45}$")
+    gpu: bool = True
+    docker: str = "/usr/bin/docker"
+    ready_argv: tuple[str, ...] = ()
+    load_timeout_s: float = Field(default=1800, gt=0)
+    drain_timeout_s: float = Field(default=60, gt=0)
+    restart: str = Field(default="on-failure", pattern="^(on-failure|always|no)$")
+    restart_delay_s: float = Field(default=15, ge=1)
+    start_limit_burst: int = Field(default=3, ge=1, le=100)
+    after: tuple[str, ...] = ()
+
+
+def start_limit_interval_s(spec: UnitSpec | ContainerSpec) -> int:
     """Seconds that hold `start_limit_burst` full cycles of load, stop and delay, and one delay more.
 
     Example: 3 cycles of 1800 + 60 + 15 s and 15 s are 5640 s.
@@ -133,7 +157,12 @@ def render_unit(spec: UnitSpec) -> str:
         lines.append(f"Group={spec.group}")
     if spec.working_directory is not None:
         lines.append(f"WorkingDirectory={unit_value(spec.working_directory, 'plain', 'a working directory')}")
-    for name, value in sorted(spec.environment.items()):
+    environment = dict(spec.environment)
+    if spec.gpu:
+        # torch compiles into /tmp, which PrivateTmp empties at every stop: each start would compile again
+        lines.append(f"CacheDirectory={_folder_name(spec.name)}")
+        environment.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/var/cache/{_folder_name(spec.name)}/inductor")
+    for name, value in sorted(environment.items()):
         lines.append(f"Environment={unit_value(f'{name}={value}', 'assignment', f'environment variable {name}')}")
     if spec.environment_file is not None:
         lines.append(f"EnvironmentFile={unit_value(spec.environment_file, 'plain', 'an environment file')}")
@@ -181,6 +210,94 @@ def render_unit(spec: UnitSpec) -> str:
     return "\n".join(lines)
 
 
+def render_container_unit(spec: ContainerSpec) -> str:
+    """The text of the unit that runs the server in a container, in the foreground and stopped by name.
+
+    A container of the same name that an unclean stop left is removed first; the image is not pulled here (a pull would
+    count against TimeoutStartSec=), it has to be on the host.
+
+    Raises:
+        BadInput: for an image without a digest, a value that cannot stand in a unit, or a secret in argv or
+        environment.
+    """
+    _check_container(spec)
+    name = _folder_name(spec.name)
+    run = [spec.docker, "run", "--rm", "--name", name, "--pull=never", "--ipc=host", "--ulimit", "memlock=-1"]
+    run += ["--ulimit", "stack=67108864", "-p", f"{_bracketed(spec.address)}:{spec.port}:{spec.port}"]
+    if spec.gpu:
+        run += ["--gpus", "all"]
+    if spec.environment_file is not None:
+        run += ["--env-file", spec.environment_file]
+    for variable, value in sorted(spec.environment.items()):
+        run += ["--env", f"{variable}={value}"]
+    for host, inside in spec.volumes:
+        run += ["--volume", f"{host}:{inside}:ro"]
+    for host, inside in spec.cache_volumes:
+        run += ["--volume", f"{host}:{inside}"]
+    after = ["network-online.target", "docker.service"]
+    if spec.gpu:
+        after += ["nvidia-persistenced.service", "nvidia-fabricmanager.service"]
+    lines = [
+        "[Unit]",
+        f"Description={unit_value(spec.description, 'plain', 'a description')}",
+        "Wants=network-online.target",
+        "Requires=docker.service",
+        f"After={' '.join([*after, *spec.after])}",
+    ]
+    if spec.restart != "no":
+        lines += [f"StartLimitIntervalSec={start_limit_interval_s(spec)}", f"StartLimitBurst={spec.start_limit_burst}"]
+    lines += ["", "[Service]", "Type=exec", f"ExecStartPre=-{_command((spec.docker, 'rm', '-f', name), 'a name')}"]
+    lines.append(f"ExecStart={_command((*run, spec.image, *spec.argv), 'argument')}")
+    if spec.ready_argv:
+        probe = ("/bin/sh", "-c", _PROBE, "ready", *spec.ready_argv)
+        lines += [f"ExecStartPost={_command(probe, 'argument of the probe')}"]
+        lines += [f"TimeoutStartSec={math.ceil(spec.load_timeout_s)}"]
+    drain = math.ceil(spec.drain_timeout_s)
+    lines.append(f"ExecStop={_command((spec.docker, 'stop', '-t', str(drain), name), 'a name')}")
+    # docker sends SIGKILL after `drain`; systemd waits for that, then for the container's removal
+    lines += [f"TimeoutStopSec={drain + 30}", "KillMode=mixed", f"Restart={spec.restart}"]
+    if spec.restart != "no":
+        lines.append(f"RestartSec={math.ceil(spec.restart_delay_s)}")
+    lines += [f"SyslogIdentifier={spec.name.removesuffix('.service')}", "LogRateLimitIntervalSec=0"]
+    lines += ["", "[Install]", "WantedBy=multi-user.target", ""]
+    return "\n".join(lines)
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
+
+
+def _check_container(spec: ContainerSpec) -> None:
+    """The checks of a plain unit, and those that only a container has."""
+    wrong: list[str] = []
+    if not re.fullmatch(r"[a-z0-9][a-zA-Z0-9._:/-]{0,250}@sha256:[0-9a-f]{64}", spec.image, re.ASCII):
+        wrong.append(f"image {_shown(spec.image)} is not pinned as repository@sha256:digest")
+    if not spec.argv:
+        wrong.append("argv is missing")
+    for host, inside in (*spec.volumes, *spec.cache_volumes):
+        for path in (host, inside):
+            if not _PLAIN_PATH.fullmatch(path) or ":" in path or "/../" in path + "/":
+                wrong.append(f"volume path {_shown(path)} is no plain absolute path without a colon")
+    if spec.environment_file is not None and not _PLAIN_PATH.fullmatch(spec.environment_file):
+        wrong.append(f"environment_file {_shown(spec.environment_file)} is no plain absolute path")
+    plain = UnitSpec(
+        name=spec.name,
+        description=spec.description,
+        argv=(spec.docker, *spec.argv),
+        environment=spec.environment,
+        user=None,
+        allow_root=True,
+        ready_argv=spec.ready_argv,
+        after=spec.after,
+    )
+    _check(plain, wrong)
+
+
+def _folder_name(unit: str) -> str:
+    """A unit's name as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", unit.removesuffix(".service")).lstrip(".-") or "sglang"
+
+
 def _command(argv: tuple[str, ...], what: str) -> str:
     """The words of a command, one flag with its values on each line."""
     words = [unit_value(argument, "word", what) for argument in argv]
@@ -200,9 +317,9 @@ def _is_root(user: str | None) -> bool:
     return user in (None, "root", "0")
 
 
-def _check(spec: UnitSpec) -> None:
-    """Everything that is wrong with a spec, in one message."""
-    wrong: list[str] = []
+def _check(spec: UnitSpec, wrong: list[str] | None = None) -> None:
+    """Everything that is wrong with a spec, in one message, with what was found wrong before."""
+    wrong = list(wrong or ())
     if not re.fullmatch(r"[A-Za-z0-9:_.@-]{1,240}\.service", spec.name, re.ASCII):
         wrong.append(f"name {_shown(spec.name)} is no unit name ending in .service")
     for what, argv in (("argv", spec.argv), ("ready_argv", spec.ready_argv)):

@@ -32,6 +32,8 @@ REDACTED = "REDACTED"
 MIN_EXACT_LENGTH = 4
 
 _MAX_DEPTH = 200
+#: A value that was hidden may have stood between a name and another value; a second pass sees that.
+_MAX_PASSES = 8
 
 # Names that mean a secret, in any case and with '_', '-' or nothing between the words; only their end has to match.
 _ANY_CASE = (
@@ -114,7 +116,12 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
     lowered = text.lower()
     if not any(hint in lowered for hint in _HINTS):
         return text
-    return _redact_patterns(text, None)
+    for _ in range(_MAX_PASSES):
+        once = text
+        text = _redact_patterns(once, None)
+        if text == once:
+            break
+    return text
 
 
 def redact_bytes(data: bytes, secrets: Iterable[str] = ()) -> bytes:

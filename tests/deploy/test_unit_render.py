@@ -12,8 +12,17 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from lib.deploy.unit_lint import lint_unit
 from lib.deploy.unit_parse import parse_unit
-from lib.deploy.unit_render import UnitSpec, http_probe_argv, render_unit, start_limit_interval_s, unit_value
+from lib.deploy.unit_render import (
+    ContainerSpec,
+    UnitSpec,
+    http_probe_argv,
+    render_container_unit,
+    render_unit,
+    start_limit_interval_s,
+    unit_value,
+)
 from lib.errors import BadInput
 from lib.server.redact import is_secret_name, redact_object, redact_text
 
@@ -158,7 +167,7 @@ def test_environment_comes_back(environment: dict[str, str]) -> None:
     """Every value of the environment comes back as itself."""
     assume(not any(is_secret_name(n) or redact_text(f"{n}={v}") != f"{n}={v}" for n, v in environment.items()))
     unit = parse_unit(render_unit(spec(environment=environment)))
-    assert unit.environment() == environment
+    assert unit.environment() == {"TORCHINDUCTOR_CACHE_DIR": "/var/cache/sglang/inductor"} | environment
     assert unit.problems == ()
 
 
@@ -293,3 +302,63 @@ def test_quoting_has_three_forms() -> None:
     assert unit_value("a $b 5%", "plain", "x") == "a $b 5%%"
     assert unit_value("--port", "word", "x") == "--port"
     assert http_probe_argv("http://127.0.0.1:1/health")[-1] == "http://127.0.0.1:1/health"
+
+
+def container(**changes: object) -> ContainerSpec:
+    """A good container spec with changes."""
+    base: dict[str, object] = {
+        "name": "sglang.service",
+        "description": "SGLang in a container",
+        "image": "lmsysorg/sglang@sha256:" + "a" * 64,
+        "argv": ("python3", "-m", "sglang.launch_server", "--port", "30000"),
+        "environment": {"NCCL_DEBUG": "WARN"},
+        "environment_file": "/etc/sglang/secrets.env",
+        "volumes": (("/srv/models", "/models"),),
+        "port": 30000,
+        "ready_argv": ("/bin/true",),
+    }
+    return ContainerSpec.model_validate(base | changes)
+
+
+@given(st.lists(words, max_size=8), words)
+@settings(max_examples=150, deadline=None)
+@example(HOSTILE, "x y")
+def test_a_containers_arguments_come_back(arguments: list[str], value: str) -> None:
+    """Arguments and environment of a container arrive as themselves, and nothing becomes a line or another command."""
+    assume(no_secret([*arguments, f"V={value}"]))
+    unit = parse_unit(render_container_unit(container(argv=("python3", *arguments), environment={"V": value})))
+    assert unit.problems == ()
+    (command,) = unit.commands("ExecStart")
+    assert command.argv[-len(arguments) - 1 :] == ("python3", *arguments)
+    assert command.argv[command.argv.index("--env") + 1] == f"V={value}"
+    assert command.variables == ()
+
+
+@needs_systemd
+@pytest.mark.parametrize("changes", [{}, {"gpu": False, "ready_argv": ()}, {"restart": "no"}, {"address": "::1"}])
+def test_the_container_unit_is_accepted(tmp_path: Path, changes: dict[str, object]) -> None:
+    """The real systemd and our own linter have nothing to say about it."""
+    (tmp_path / "docker.service").write_text("[Service]\nExecStart=/bin/true\n")  # it has to exist for Requires=
+    assert dump(tmp_path, render_container_unit(container(docker="/bin/true", **changes)))[1] == ""
+    found = lint_unit(render_container_unit(container(**changes)))
+    assert [finding for finding in found if finding.id != "no_restart"] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image": "lmsysorg/sglang:latest"},
+        {"argv": ()},
+        {"argv": ("python3", "--api-key", "abc")},
+        {"environment": {"HF_TOKEN": "abc"}},
+        {"volumes": (("/a:b", "/c"),)},
+        {"volumes": (("a", "/c"),)},
+        {"argv": ("a\nb",)},
+        {"docker": "docker"},
+    ],
+)
+def test_a_container_that_cannot_be_rendered_is_refused(changes: dict[str, object]) -> None:
+    """An image without a digest, a secret, a bad path or a second line is an error."""
+    with pytest.raises(BadInput) as caught:
+        render_container_unit(container(**changes))
+    assert "abc" not in str(caught.value)

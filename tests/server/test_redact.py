@@ -7,7 +7,7 @@ import time
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lib.records import Record
@@ -180,6 +180,7 @@ FRAGMENTS = [
 ]
 
 
+@example(["Authorization", "://u:", "'", "api_key", "'", "Bearer "])
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=25))
 @settings(max_examples=1500, deadline=None)
 def test_built_from_the_grammars_own_pieces_twice_is_once(pieces: list[str]) -> None:
@@ -191,6 +192,7 @@ def test_built_from_the_grammars_own_pieces_twice_is_once(pieces: list[str]) -> 
 @given(st.binary(max_size=200))
 def test_bytes_without_secrets_pass_unchanged(data: bytes) -> None:
     """Bytes that are not text survive; only what a pattern names is replaced."""
+    assume(b"abc123" not in data)
     marked = b"\xff\xfe" + data + b" api_key='abc123'"
     out = redact_bytes(marked)
     assert out.startswith(b"\xff\xfe")
