@@ -104,7 +104,8 @@ class Connection(asyncio.Protocol):
         if self.mode == CHUNKED:
             self.keep_time(stamp)
             self.keep_data(data)
-            if data.endswith(_LAST_CHUNK) or len(data) < 7:
+            # A chunk with an event ends in LF LF CR LF, the last chunk does not: one byte tells what needs a closer look.
+            if len(data) < 4 or data[-4] != 10:
                 self.check_end()
         else:
             self.received_otherwise(stamp, data)
