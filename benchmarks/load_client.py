@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lib.errors import WorkbookError  # noqa: E402
 from lib.load import judge, metrics  # noqa: E402
+from lib.load.client import SENDER_NICE  # noqa: E402
 from lib.load.judge import Comparison, Plan, Truth  # noqa: E402
 
 JUDGE_CORES, CLIENT_CORES = (0,), (1,)
@@ -161,7 +162,7 @@ def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str
             more = peer_arguments(name, running.base_url, running.port, streams, requests, tokens)
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             done = subprocess.run(
-                ["taskset", "-c", ",".join(map(str, CLIENT_CORES)), *command, *more],
+                [*as_ours(), "taskset", "-c", ",".join(map(str, CLIENT_CORES)), *command, *more],
                 capture_output=True, text=True, timeout=180, check=False, cwd=folder,
             )  # fmt: skip
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -176,6 +177,11 @@ def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str
         rows.append({"case": name, "true": true, "cpu_us_per_token": per_token, "shown": shown})
         print(f"{name:24} CPU {per_token:.1f} us/token  shown {shown}  true {true}")
     return rows
+
+
+def as_ours() -> list[str]:
+    """The priority that this client's sender gets, where it gets it."""
+    return ["nice", "-n", str(SENDER_NICE)] if os.geteuid() == 0 else []
 
 
 def peer_arguments(name: str, url: str, port: int, streams: int, requests: int, tokens: int) -> list[str]:

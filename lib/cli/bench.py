@@ -41,6 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--warmup", type=int, default=1, help="warm-up requests a level, never measured (default 1)")
     parser.add_argument("--stop-at-eos", action="store_true", help="let answers end by themselves")
+    parser.add_argument(
+        "--token-counts", action="store_true",
+        help="completions and chat: ask for a token count in every event (per-token latency under speculation)",
+    )  # fmt: skip
     parser.add_argument("--workers", type=int, default=1, help="sending processes")
     parser.add_argument("--gap-timeout", type=float, default=60.0, help="seconds without a byte that make a stall")
     parser.add_argument("--api-key-env", help="name of the environment variable with the API key")
@@ -74,7 +78,8 @@ def run(args: argparse.Namespace) -> int:
         client.run_level(
             args.base_url, api, workload.requests, out=path, model=model, warmup=workload.warmup, seed=args.seed,
             workload=workload.describe(), workers=args.workers, gap_timeout_s=args.gap_timeout, arrival=args.arrival,
-            api_key_env=args.api_key_env, calibration=calibration, progress=_progress(f"{name} {value:g}"),
+            api_key_env=args.api_key_env, calibration=calibration,
+            continuous_usage=args.token_counts, progress=_progress(f"{name} {value:g}"),
             concurrency=int(value) if name == "concurrency" else None, rate=value if name == "rate" else None,
         )  # fmt: skip
         level = client.read_level(path)
@@ -187,7 +192,7 @@ def _shown(calibration: dict[str, Any]) -> str:
     ttft, gap = calibration["ttft_p50_shown_true_s"], calibration["gap_p99_shown_true_s"]
     return (
         f"; TTFT p50 shown {ttft[0] * 1e3:.1f} ms, true {ttft[1] * 1e3:.1f}; gap p99 shown {gap[0] * 1e3:.1f}, "
-        f"true {gap[1] * 1e3:.1f}; {calibration['paced_chunks_per_s']:.0f} chunks/s; share {calibration['share']:.3f}"
+        f"true {gap[1] * 1e3:.1f}; {calibration['chunks_per_s']:.0f} chunks/s; share {calibration['share']:.3f}"
     )
 
 
@@ -228,7 +233,8 @@ def _notes(level: metrics.Level, summary: dict[str, Measured], failed: dict[str,
         notes.append(f"{unsent} never sent: {level.header['stopped']}")
     for key in ("steady_output_tokens_per_s", "token_latency_s_p50"):
         if summary[key].value is None and not failed and summary["client"].value != "client_bound":
-            notes.append(f"no {key}: {summary[key].reason}")
+            hint = " (--token-counts)" if key.startswith("token") else ""
+            notes.append(f"no {key}: {summary[key].reason}{hint}")
     cached = summary["cached_tokens"].value
     if isinstance(cached, int) and cached:
         notes.append(f"{cached} of {summary['input_tokens'].value} prompt tokens came from the prefix cache")

@@ -32,6 +32,8 @@ from lib.records import Measured
 
 LEVEL_SCHEMA = 1
 PATHS = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
+#: The sending process asks for this priority, and goes on without it where it is not allowed (its header says).
+SENDER_NICE = -10
 ARRIVALS = ("constant", "poisson")
 
 
@@ -224,6 +226,7 @@ def run_level(
         "cores": sorted(cores),
         "loop": os.environ.get("WORKBOOK_LOOP", "uvloop"),
         "progress_s": 0.5,
+        "nice": SENDER_NICE,
         "start_at_ns": 0,
     }
     wall_start = time.time()

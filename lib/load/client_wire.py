@@ -330,7 +330,7 @@ def _text(raw: bytes) -> str:
     return raw[: DETAIL_CHARS * 4].decode("utf-8", "replace")[:DETAIL_CHARS]
 
 
-def _plain_run(data: list[bytes], first: int, times: array[int], events: _Events) -> int:
+def _plain_run(buffer: bytes, ends: list[int], first: int, times: array[int], events: _Events) -> int:
     """Take the reads from `first` on that are one HTTP chunk with one event each, as the template but for the text.
 
     Most of a stream is such a run; the framing, the bytes around the text and the text itself are still all checked.
@@ -338,35 +338,37 @@ def _plain_run(data: list[bytes], first: int, times: array[int], events: _Events
     """
     prefix, _, suffix, _, kind = events.templates[0]
     tail = suffix + b"\n\n\r\n"
-    cut, inner = -len(tail), len(prefix) + len(suffix) + 2
+    cut, inner = len(tail), len(prefix) + len(suffix)
     plain, heads, texts, sizes = events.plain, events.heads, events.texts, events.sizes
+    starts_with, ends_with = buffer.startswith, buffer.endswith
+    start = ends[first - 1]
     read = first
-    for read in range(first, len(data)):
-        piece = data[read]
-        length = len(piece)
+    for end in ends[first:]:
+        length = end - start
         head = heads.get(length)
         if head is None:
             # A chunk of this length: hexadecimal size, CRLF, size bytes, CRLF.
             digits = next((n for n in range(1, 9) if len(b"%x" % max(length - n - 4, 0)) == n), 1)
             head = heads[length] = b"%x\r\n%b" % (max(length - digits - 4, 0), prefix)
-        if not (piece.startswith(head) and piece.endswith(tail)) or length < inner:
+        begin = start + len(head)
+        if not (starts_with(head, start, end) and ends_with(tail, begin, end)):
             break
-        text = piece[len(head) : cut]
+        text = buffer[begin : end - cut]
         if text not in plain:
             if not text or b"\\" in text or b'"' in text or b"\n" in text or b"\r" in text:
                 break
             plain.add(text)
         texts.append(text)
-        sizes.append(len(text) + inner - 2)
-    else:
-        read = len(data)
+        sizes.append(len(text) + inner)
+        start = end
+        read += 1
     events.times.extend(times[first:read])
     events.kinds.extend(kind * (read - first))
     return read
 
 
 def _walk_chunks(
-    data: list[bytes], buffer: bytes, position: int, ends: list[int], times: array[int], events: _Events
+    buffer: bytes, position: int, ends: list[int], times: array[int], events: _Events
 ) -> tuple[bool, int]:
     """Feed the events of a chunked body; says whether its last chunk came, and how many bytes follow it."""
     carry = b""
@@ -374,7 +376,7 @@ def _walk_chunks(
     find, add = buffer.find, events.add
     while position < total:
         if events.templates and not carry and ends[read] == position:
-            read = _plain_run(data, read + 1, times, events) - 1
+            read = _plain_run(buffer, ends, read + 1, times, events) - 1
             position = ends[read]
             if position >= total:
                 break
@@ -446,9 +448,10 @@ def _http_failure(status: int, body: str) -> tuple[str, str]:
 
 def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
     """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure."""
-    data, times = exchange.data, exchange.times
-    buffer = b"".join(data)
-    ends = list(accumulate(map(len, data)))
+    times, ends = exchange.times, list(accumulate(map(len, exchange.data)))
+    buffer = b"".join(exchange.data)
+    # The reads lie scattered in memory: they are let go while the cache still has them.
+    exchange.data = []
     events = _Events(api)
     head_end = buffer.find(b"\r\n\r\n")
     status: int | None = None
@@ -477,7 +480,7 @@ def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bo
                 body = re.sub(rb"(?:^|\r\n)[0-9a-fA-F]+\r\n", b"", body).removesuffix(b"\r\n")
             events.fail(*_http_failure(status, _text(body)))
         elif b"transfer-encoding: chunked" in head:
-            terminated, after = _walk_chunks(data, buffer, body_at, ends, times, events)
+            terminated, after = _walk_chunks(buffer, body_at, ends, times, events)
             surplus += after
         elif b"text/event-stream" in head:
             stop = len(buffer)
@@ -584,7 +587,7 @@ def _record(
         "kinds": kinds,
         "tokens": tokens,
         "sizes": events.sizes,
-        "reads": len(exchange.data),
+        "reads": len(exchange.times),
         "bundled": bundled,
         "usage": usage,
         "finish_reason": finish,

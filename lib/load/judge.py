@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from lib.errors import BadInput, ServerError
 from lib.load import client, metrics
 from lib.load.client import Request
+from lib.load.client_worker import prefer
 
 Array = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ GAP_P50_LIMIT, GAP_P99_LIMIT = 0.05, 0.10
 GAP_FLOOR_S = {"p50": 0.0002, "p99": 0.001}
 SHARE_LIMIT = 0.98
 #: The judge has paced a plan if its events were this punctual on average, as a part of a step.
-JUDGE_LAG_OF_STEP, JUDGE_LAG_FLOOR_S = 0.10, 0.001
+JUDGE_LAG_OF_STEP, JUDGE_LAG_FLOOR_S = 0.50, 0.002
 CACHE_DAYS = 7
 
 
@@ -208,6 +209,7 @@ def running_judge(plan: Plan, *, kind: str | None = None, cores: tuple[int, ...]
     try:
         if cores:
             os.sched_setaffinity(process.pid, cores)
+        prefer(process.pid, client.SENDER_NICE)
         line = process.stdout.readline() if process.stdout else ""
         if not line.startswith("PORT "):
             raise ServerError("the judge to say its port", repr(line))
@@ -334,12 +336,12 @@ def calibrate(
         "status": status,
         "reasons": reasons,
         "streams": streams,
-        "chunks_per_s": rate,
+        "chunks_per_s": found.chunks_per_s,
+        "asked_chunks_per_s": rate,
         "workers": workers,
         "api": api,
         "judge": judge_kind,
         "share": found.share,
-        "paced_chunks_per_s": found.chunks_per_s,
         "ttft_p50_shown_true_s": found.ttft_p50_s,
         "gap_p50_shown_true_s": found.gap_p50_s,
         "gap_p99_shown_true_s": found.gap_p99_s,

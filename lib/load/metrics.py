@@ -800,6 +800,10 @@ def metrics_markdown() -> str:
         f"{CALIBRATION_HEADROOM - 1:.0%} above it. "
         "Latencies are shown, and no verdict is built on them.",
         "",
+        "The sending process is one of its own and asks for a higher priority (nice -10, its scheduling group too), so",
+        "that a server which takes every core does not delay its timestamps; it goes on without where that is not",
+        "allowed. The record's header says which priority it had.",
+        "",
         "## How a request can fail",
         "",
         "Sent = ok + failed by cause; a failed request has one cause, and its times do not enter the numbers above.",
