@@ -220,4 +220,5 @@ class RunResult(Record):
     seconds: float | None
     server_seconds: float | None
     state: str = Field(description="done | failed | interrupted | running")
+    selected: list[str] = Field(description="numbers of the notebooks that were asked for; a resumed run keeps them")
     notebooks: list[NotebookState]

@@ -65,10 +65,12 @@ class Chain:
     def __init__(self, profile: str, folder: Path, offline: bool = False) -> None:
         self.profile, self.folder, self.offline = profile, folder, offline
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.selected: list[str] = []
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
         if (folder / "result.json").exists():
             earlier = read_run(folder)
             self.started = earlier.started
+            self.selected = earlier.selected
             self.states.update({state.notebook: state for state in earlier.notebooks})
 
     def run(self, numbers: Sequence[str], params: dict[str, dict[str, Any]]) -> RunResult:
@@ -80,6 +82,7 @@ class Chain:
         import papermill  # noqa: F401  (once, before the fork: 1.5 s)
 
         began = time.monotonic()
+        self.selected = [n for n in NOTEBOOKS if n in {*self.selected, *numbers}]
         self._index("running", None)
         for place, number in enumerate(numbers, 1):
             local.write_atomic(
@@ -177,6 +180,7 @@ class Chain:
             seconds=round(seconds, 2) if seconds is not None else None,
             server_seconds=round(sum(r.server_seconds for r in results if r), 2),
             state=state,
+            selected=self.selected,
             notebooks=list(self.states.values()),
         )
         local.write_atomic(self.folder / "result.json", result.model_dump_json(indent=1))
@@ -313,7 +317,9 @@ def run(
     """
     folder = find_run(resume) if resume else None
     if folder:
-        profile = read_run(folder).profile
+        earlier = read_run(folder)
+        profile = earlier.profile
+        only = only or earlier.selected
     numbers = _numbers(only)
     params = {number: load_notebook(profile, number) for number in numbers}
     root = outputs_root()

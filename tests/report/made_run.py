@@ -412,6 +412,7 @@ def make_run(folder: Path) -> Path:
             )
         )
     run = RunResult(
+        selected=["01", "02", "03", "04", "05", "06"],
         run_id=RUN_ID,
         profile="embedded",
         started="2026-03-01T12:00:00+00:00",
