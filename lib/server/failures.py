@@ -705,7 +705,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "scheduler_died",
         "scheduler died",
-        r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d+)\)",
+        r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d{1,9})\)",
         "crash",
         "symptom",
         "a scheduler process died during initialization",
@@ -715,7 +715,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "subprocess_crashed",
         "crashed with exit code",
-        r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d+)",
+        r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d{1,9})",
         "crash",
         "symptom",
         "the process {process} ended with exit code {exit_code}",
@@ -725,7 +725,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "main_process_exited",
         "rocess exited, code=",
-        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d+)",
+        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d{1,9})",
         "crash",
         "symptom",
         "systemd saw the main process end with {how}, status {exit_code}",
@@ -817,7 +817,7 @@ _TEXT_PHASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Capture (?:cuda|CUDA|npu|xpu) ?graph failed|during capture"), "capturing_graphs"),
     (re.compile(r"\b(?:draft|target|KV|memory) pool\b"), "allocating_kv"),
 )
-_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ([KMG]iB)|while allocating ([\d.]+) ([KMG]iB)")
+_TRIED = re.compile(r"(?:[Tt]ried to allocate|while allocating) (\d{1,15}(?:\.\d{1,9})?) ([KMG]iB)")
 
 #: For a bytes prefilter: a line without any of these says nothing about a failure.
 FAILURE_NEEDLES: tuple[str, ...] = (
@@ -911,7 +911,7 @@ _ONLY_AS_EXCEPTION = frozenset(
 )  # fmt: skip
 #: Lines that say of themselves that nothing broke.
 _HARMLESS = re.compile(
-    r"\w*Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
+    r"Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
     r"\bwill be ignored\b"
     r"| disabled: |OpenAIServing\w+ init failed"
 )
@@ -1414,10 +1414,10 @@ def _values(event: _Event) -> dict[str, float | int | str | bool | None]:
     if ident == "gpu_out_of_memory":
         tried = _TRIED.search(event.text)
         if tried:
-            size, unit = (tried.group(1), tried.group(2)) if tried.group(1) else (tried.group(3), tried.group(4))
+            size, unit = tried.group(1), tried.group(2)
             values["tried_gib"] = float(size) / {"KiB": 1 << 20, "MiB": 1 << 10, "GiB": 1}[unit]
     if ident == "nccl_watchdog":
-        queue = re.search(r"workMetaList_\.size\(\) = (\d+)", event.text)
+        queue = re.search(r"workMetaList_\.size\(\) = (\d{1,18})", event.text)
         if queue:
             values["queue_length"] = int(queue.group(1))
     if ident == "health_no_heartbeat" and values.get("start") and values.get("beat"):

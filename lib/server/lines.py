@@ -47,7 +47,7 @@ _LEVEL = re.compile(
     rb"^[\s:|-]*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:|-]*)?(?:\d{1,8} +)?(?:\[[\w./-]+\.py:\d+\] ?)?"
 )
 _RANK = re.compile(rb"(ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)(\d+)")
-_BRACKET_RANK = re.compile(rb"^\[rank(\d+)\]:")
+_BRACKET_RANK = re.compile(rb"^\[rank(\d{1,9})\]:")
 
 
 class Line(NamedTuple):
