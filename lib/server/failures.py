@@ -536,7 +536,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?P<pool>[\w ]{0,40}?) ?memory leak detected!",
         "crash",
         "cause",
-        "SGLang's own check found a leak in its {pool} accounting and stopped",
+        "SGLang's own check of its memory accounting found a leak and stopped: {line}",
         "update SGLang; report it with this log",
         "SGLang scheduler",
     ),
@@ -778,11 +778,11 @@ _COMPILED: tuple[tuple[Signature, re.Pattern[str]], ...] = tuple((row, re.compil
 _BY_ID: dict[str, Signature] = {row.id: row for row in SIGNATURES}
 
 _EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
+    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
     r"NotFound|Unsupported))(?:: (?P<message>.*))?$"
 )
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
-_HIT = re.compile(r"(?P<who>[\w ]{1,60}?) hit an exception: ")
+_HIT = re.compile(r"\w hit an exception\b")
 _REQUEST_TEXT = ("Receive: ", "Finish: ", "Receive OpenAI", "server_args=", "Prefill batch", "Decode batch")
 
 #: Where a traceback was, by what its frames name (the last match in the stack wins).
@@ -1025,7 +1025,7 @@ class FailureReader:
             return
         if text.startswith(_REQUEST_TEXT):
             return
-        if "Traceback (most recent call last)" in text:
+        if "Traceback (most recent call last)" in text or " hit an exception" in text:
             hit = _HIT.search(text)
             asgi = "ASGI" in text
             fatal = bool(hit) or (self.ready_line is None and not asgi)
@@ -1074,6 +1074,8 @@ class FailureReader:
             return False
         block.lines += 1
         text = line.text
+        if block.head.indent:  # a quoted log is indented as a whole
+            text = text[min(block.head.indent, len(text) - len(text.lstrip())) :]
         if line.stamped and block.prefixed and block.lines <= _MAX_BLOCK_LINES:
             # vLLM writes its prefix before every line of a traceback; other processes' lines stand between them.
             if line.rank != block.head.rank:

@@ -59,6 +59,7 @@ class Line(NamedTuple):
     text: str
     stamped: bool
     quote: str
+    indent: int = 0
 
     def tag(self, name: str) -> int | None:
         """The rank's number of one kind, e.g. `tag("TP")` of `DP0 TP3` is 3."""
@@ -116,7 +117,8 @@ def parse_line(number: int, raw: bytes) -> Line:
     if stamp:
         rank = b" ".join((stamp["tags"] or stamp["only"] or b"").split()).decode() or None
         time = _clock(stamp["time"]) if stamp["time"] else None
-        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote)
+        indent = len(raw) - len(raw.lstrip(b" \t"))
+        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote, indent)
     vllm = _VLLM.search(raw, 0, 400)
     if vllm:
         process = vllm.group("process")
