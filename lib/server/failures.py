@@ -536,7 +536,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"(?P<pool>[\w ]{0,40}?) ?memory leak detected!",
         "crash",
         "cause",
-        "SGLang's own check found a leak in its {pool} accounting and stopped",
+        "SGLang's own check of its memory accounting found a leak and stopped: {line}",
         "update SGLang; report it with this log",
         "SGLang scheduler",
     ),
@@ -705,7 +705,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "scheduler_died",
         "scheduler died",
-        r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d+)\)",
+        r"Rank (?P<rank_died>\d+) scheduler died during initialization \(exit code: (?P<exit_code>-?\d{1,9})\)",
         "crash",
         "symptom",
         "a scheduler process died during initialization",
@@ -715,7 +715,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "subprocess_crashed",
         "crashed with exit code",
-        r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d+)",
+        r"Subprocess (?P<process>\S+) \(pid=\d+\) crashed with exit code (?P<exit_code>-?\d{1,9})",
         "crash",
         "symptom",
         "the process {process} ended with exit code {exit_code}",
@@ -725,7 +725,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "main_process_exited",
         "rocess exited, code=",
-        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d+)",
+        r"[Mm]ain process exited, code=(?P<how>exited|killed|dumped), status=(?!0/)(?P<exit_code>\d{1,9})",
         "crash",
         "symptom",
         "systemd saw the main process end with {how}, status {exit_code}",
@@ -778,11 +778,11 @@ _COMPILED: tuple[tuple[Signature, re.Pattern[str]], ...] = tuple((row, re.compil
 _BY_ID: dict[str, Signature] = {row.id: row for row in SIGNATURES}
 
 _EXCEPTION = re.compile(
-    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
+    r"^(?P<type>(?:[A-Za-z_][\w]*\.)*(?:[A-Z]\w*)?(?:Error|Exception|Interrupt|Exit|Failure|Timeout|Fault|Warning|"
     r"NotFound|Unsupported))(?:: (?P<message>.*))?$"
 )
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
-_HIT = re.compile(r"(?P<who>[\w ]{1,60}?) hit an exception: ")
+_HIT = re.compile(r"\w hit an exception\b")
 _REQUEST_TEXT = ("Receive: ", "Finish: ", "Receive OpenAI", "server_args=", "Prefill batch", "Decode batch")
 
 #: Where a traceback was, by what its frames name (the last match in the stack wins).
@@ -817,7 +817,7 @@ _TEXT_PHASES: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"Capture (?:cuda|CUDA|npu|xpu) ?graph failed|during capture"), "capturing_graphs"),
     (re.compile(r"\b(?:draft|target|KV|memory) pool\b"), "allocating_kv"),
 )
-_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ([KMG]iB)|while allocating ([\d.]+) ([KMG]iB)")
+_TRIED = re.compile(r"(?:[Tt]ried to allocate|while allocating) (\d{1,15}(?:\.\d{1,9})?) ([KMG]iB)")
 
 #: For a bytes prefilter: a line without any of these says nothing about a failure.
 FAILURE_NEEDLES: tuple[str, ...] = (
@@ -911,7 +911,7 @@ _ONLY_AS_EXCEPTION = frozenset(
 )  # fmt: skip
 #: Lines that say of themselves that nothing broke.
 _HARMLESS = re.compile(
-    r"\w*Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
+    r"Warning: |\bIgnore import error\b|^(?:\[rank\d+\]:)?\[W\d|(?:^|\) ?)(?:INFO|WARNING|DEBUG) \d\d-\d\d |"
     r"\bwill be ignored\b"
     r"| disabled: |OpenAIServing\w+ init failed"
 )
@@ -1025,7 +1025,7 @@ class FailureReader:
             return
         if text.startswith(_REQUEST_TEXT):
             return
-        if "Traceback (most recent call last)" in text:
+        if "Traceback (most recent call last)" in text or " hit an exception" in text:
             hit = _HIT.search(text)
             asgi = "ASGI" in text
             fatal = bool(hit) or (self.ready_line is None and not asgi)
@@ -1074,6 +1074,8 @@ class FailureReader:
             return False
         block.lines += 1
         text = line.text
+        if block.head.indent:  # a quoted log is indented as a whole
+            text = text[min(block.head.indent, len(text) - len(text.lstrip())) :]
         if line.stamped and block.prefixed and block.lines <= _MAX_BLOCK_LINES:
             # vLLM writes its prefix before every line of a traceback; other processes' lines stand between them.
             if line.rank != block.head.rank:
@@ -1414,10 +1416,10 @@ def _values(event: _Event) -> dict[str, float | int | str | bool | None]:
     if ident == "gpu_out_of_memory":
         tried = _TRIED.search(event.text)
         if tried:
-            size, unit = (tried.group(1), tried.group(2)) if tried.group(1) else (tried.group(3), tried.group(4))
+            size, unit = tried.group(1), tried.group(2)
             values["tried_gib"] = float(size) / {"KiB": 1 << 20, "MiB": 1 << 10, "GiB": 1}[unit]
     if ident == "nccl_watchdog":
-        queue = re.search(r"workMetaList_\.size\(\) = (\d+)", event.text)
+        queue = re.search(r"workMetaList_\.size\(\) = (\d{1,18})", event.text)
         if queue:
             values["queue_length"] = int(queue.group(1))
     if ident == "health_no_heartbeat" and values.get("start") and values.get("beat"):

@@ -47,7 +47,7 @@ _LEVEL = re.compile(
     rb"^[\s:|-]*(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:|-]*)?(?:\d{1,8} +)?(?:\[[\w./-]+\.py:\d+\] ?)?"
 )
 _RANK = re.compile(rb"(ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)(\d+)")
-_BRACKET_RANK = re.compile(rb"^\[rank(\d+)\]:")
+_BRACKET_RANK = re.compile(rb"^\[rank(\d{1,9})\]:")
 
 
 class Line(NamedTuple):
@@ -59,6 +59,7 @@ class Line(NamedTuple):
     text: str
     stamped: bool
     quote: str
+    indent: int = 0
 
     def tag(self, name: str) -> int | None:
         """The rank's number of one kind, e.g. `tag("TP")` of `DP0 TP3` is 3."""
@@ -116,7 +117,8 @@ def parse_line(number: int, raw: bytes) -> Line:
     if stamp:
         rank = b" ".join((stamp["tags"] or stamp["only"] or b"").split()).decode() or None
         time = _clock(stamp["time"]) if stamp["time"] else None
-        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote)
+        indent = len(raw) - len(raw.lstrip(b" \t"))
+        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote, indent)
     vllm = _VLLM.search(raw, 0, 400)
     if vllm:
         process = vllm.group("process")

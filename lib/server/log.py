@@ -300,21 +300,23 @@ class LogReader:
         for part in tail.split(b", "):
             key, _, value = part.partition(b": ")
             known = fields.get(key)
-            if known is not None:
+            if known is not None and len(value) < 24:
                 try:
-                    values[known[0]] = known[1](value)
+                    found = known[1](value)
                 except ValueError:
                     try:
-                        values[known[0]] = known[1](float(value.split()[0].rstrip(b",;")))
+                        found = known[1](float(value.split()[0].rstrip(b",;")))
                     except (ValueError, IndexError, OverflowError):
                         continue
-            elif key.endswith(b"graph"):
+                if found - found == 0:  # neither NaN nor infinite
+                    values[known[0]] = found
+            elif known is None and key.endswith(b"graph"):
                 values["graph"] = value.strip().startswith(b"True")
         spreads = self.spreads.get(kind)
         if spreads is None:
             spreads = self.spreads[kind] = {}
         for name, value in values.items():
-            if name in SPREAD and value == value and value not in (math.inf, -math.inf):
+            if name in SPREAD:
                 spread = spreads.get(name)
                 if spread is None:
                     spreads[name] = [1, value, value, value, value]
@@ -886,14 +888,17 @@ class LogReader:
         if not length:
             return
         found: dict[str, Any] = {"mean_acceptance_length": float(length["len"])}
-        rates = re.search(r"Per-position acceptance rate: ((?:[\d.]+(?:, )?)+)", text)
+        rates = re.search(r"Per-position acceptance rate: ((?:\d{1,3}(?:\.\d{1,9})?(?:, )?){1,64})", text)
         if rates:
             values = [float(value) for value in rates.group(1).strip(", ").split(", ") if value]
             found["num_spec_tokens"] = len(values)
             found["consistent"] = (
                 abs(1 + sum(values) - found["mean_acceptance_length"]) <= 0.005 + 0.0005 * len(values) + 1e-9
             )
-        accepted, drafted = re.search(r"Accepted: ([\d,]+) tokens", text), re.search(r"Drafted: ([\d,]+) tokens", text)
+        accepted, drafted = (
+            re.search(r"Accepted: (\d[\d,]{0,24}) tokens", text),
+            re.search(r"Drafted: (\d[\d,]{0,24}) tokens", text),
+        )
         printed = re.search(rf"Avg Draft acceptance rate: ({NUM})%", text)
         if accepted and drafted:
             found["accepted_tokens"], found["drafted_tokens"] = (

@@ -386,22 +386,24 @@ INTERESTING = re.compile(
     b"|".join(re.escape(n) for n in dict.fromkeys((*WANTED, *(n.encode() for n in FAILURE_NEEDLES))))
 )
 
-NUM = r"-?\d+(?:\.\d+)?"
+NUM = r"-?\d{1,15}(?:\.\d{1,15})?"
 KV_LINE = re.compile(
     rf"(?:(?P<label>[A-Z][\w-]*(?: [\w-]+)??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: "
     rf"(?:torch\.)?(?P<dtype>[\w]+), ?)?"
-    rf"#tokens: (?P<tokens>[\d,]+), (?:K size: (?P<k>{NUM}) ?GB, V size: (?P<v>{NUM}) ?GB|KV size: (?P<kv>{NUM}) "
+    rf"#tokens: (?P<tokens>\d[\d,]{{0,24}}), (?:K size: (?P<k>{NUM}) ?GB, V size: (?P<v>{NUM}) ?GB|KV size: "
+    rf"(?P<kv>{NUM}) "
     rf"?GB)"
 )
 POST_CAPTURE = re.compile(
     rf"Post-capture KV sizing: (?P<draft>draft )?KV cache allocated\. dtype: (?:torch\.)?(?P<dtype>\w+), #tokens: "
-    rf"(?P<tokens>\d+), KV size: (?P<kv>{NUM}) GB"
+    rf"(?P<tokens>\d{{1,18}}), KV size: (?P<kv>{NUM}) GB"
 )
 SWA_LINE = re.compile(
-    rf"SWAKVPool (?:mem usage|VA upper bound): (?P<gib>{NUM}) GB, swa size: (?P<swa>\d+), full size: (?P<full>\d+)"
+    rf"SWAKVPool (?:mem usage|VA upper bound): (?P<gib>{NUM}) GB, swa size: (?P<swa>\d{{1,18}}), full size: "
+    rf"(?P<full>\d{{1,18}})"
 )
 MAMBA_LINE = re.compile(
-    rf"Mamba Cache is allocated\. max_mamba_cache_size: (?P<slots>\d+),\s*conv_state size: (?P<conv>{NUM}) "
+    rf"Mamba Cache is allocated\. max_mamba_cache_size: (?P<slots>\d{{1,18}}),\s*conv_state size: (?P<conv>{NUM}) "
     rf"?GB,\s*ssm_state size: (?P<ssm>{NUM}) ?GB"
     rf"(?:,?\s*intermediate_ssm_state_cache size: (?P<issm>{NUM}) ?GB)?(?:,?\s*intermediate_conv_window_cache size: "
     rf"(?P<iconv>{NUM}) ?GB)?"
@@ -421,48 +423,50 @@ ACCEPT = re.compile(
     rf"accept len: (?P<len>{NUM}), accept rate: (?P<rate>{NUM})(?:.*?gen throughput(?: \(token/s\))?:? "
     rf"(?P<gen>{NUM}))?"
 )
-RETRACT = re.compile(r"Retract requests\. #retracted_reqs: (?P<n>\d+)")
-NEGATIVE = re.compile(r"is larger than the profiled value (-?\d+)")
+RETRACT = re.compile(r"Retract requests\. #retracted_reqs: (?P<n>\d{1,18})")
+NEGATIVE = re.compile(r"is larger than the profiled value (-?\d{1,18})")
 DSV4 = re.compile(
-    rf"bytes_per_full_token=(?P<bytes>{NUM}), available_bytes=(?P<gib>{NUM}) GB, full_token=(?P<full>\d+)"
+    rf"bytes_per_full_token=(?P<bytes>{NUM}), available_bytes=(?P<gib>{NUM}) GB, full_token=(?P<full>\d{{1,18}})"
 )
 PROFILE = re.compile(
     rf"available_gpu_memory=(?P<avail>{NUM}) GB, total_gpu_memory=(?P<total>{NUM}) GB, "
     rf"mem_fraction_static=(?P<f>{NUM}), rest_memory=(?P<rest>{NUM}) GB"
 )
-LAYER_TOKENS = re.compile(r"full_layer_tokens=(?P<full>\d+), swa_layer_tokens=(?P<swa>\d+)")
-POOL_INIT = re.compile(r"Initialize \w+TokenToKVPool with .*?swa_size=(?P<swa>\d+)")
+LAYER_TOKENS = re.compile(r"full_layer_tokens=(?P<full>\d{1,18}), swa_layer_tokens=(?P<swa>\d{1,18})")
+POOL_INIT = re.compile(r"Initialize \w+TokenToKVPool with .*?swa_size=(?P<swa>\d{1,18})")
 TARGET_LEFT = re.compile(rf"target pool complete: (?P<gib>{NUM}) GB")
 DRAFTS_LEFT = re.compile(rf"after (?P<n>\w+) draft pools?: (?P<gib>{NUM}) GB")
 WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 USING_DTYPE = re.compile(r"Using KV cache dtype: (?:torch\.)?(?P<dtype>\w+)")
 VERSION_TEXT = re.compile(
-    r"\bsglang(?:==|[ :/-]v?| version:? ?)(?P<v>0\.\d+\.\d+(?:\.?(?:post|rc|dev)\d+)?)\b", re.IGNORECASE
+    r"\bsglang(?:==|[ :/-]v?| version:? ?)(?P<v>0\.\d+\.\d{1,18}(?:\.?(?:post|rc|dev)\d{1,18})?)\b", re.IGNORECASE
 )
-VLLM_VERSION = re.compile(r"(?:vLLM API server version|version|LLM engine \(v)\s*(?P<v>\d+\.\d+\.\d+[\w.+]*)")
-VLLM_KV = re.compile(r"KV cache size: (?P<tokens>[\d,]+) tokens")
-VLLM_CONC = re.compile(r"Maximum concurrency for (?P<len>[\d,]+) tokens per request: (?P<x>[\d.,]+)x")
-VLLM_BLOCKS = re.compile(r"#? ?(?:GPU|CPU|cuda) blocks: (?P<blocks>[\d,]+)")
+VLLM_VERSION = re.compile(r"(?:vLLM API server version|version|LLM engine \(v)\s*(?P<v>\d+\.\d+\.\d{1,18}[\w.+]*)")
+VLLM_KV = re.compile(r"KV cache size: (?P<tokens>\d[\d,]{0,24}) tokens")
+VLLM_CONC = re.compile(
+    r"Maximum concurrency for (?P<len>\d[\d,]{0,24}) tokens per request: (?P<x>\d[\d,]{0,12}(?:\.\d{1,9})?)x"
+)
+VLLM_BLOCKS = re.compile(r"#? ?(?:GPU|CPU|cuda) blocks: (?P<blocks>\d[\d,]{0,24})")
 VLLM_TOO_LONG = re.compile(
-    r"max seq len \((?P<len>\d+)\) is larger than the maximum number of tokens that can be stored in KV cache "
-    r"\((?P<tokens>\d+)\)"
+    r"max seq len \((?P<len>\d{1,18})\) is larger than the maximum number of tokens that can be stored in KV cache "
+    r"\((?P<tokens>\d{1,18})\)"
 )
 VLLM_KV_GIB = re.compile(rf"(?:kv_cache_size=|Available KV cache memory: )(?P<gib>{NUM}) ?GiB")
 VLLM_SPEC = re.compile(rf"Mean acceptance length: (?P<len>{NUM})")
 VLLM_ENGINE = re.compile(
     rf"Avg prompt throughput: (?P<prompt>{NUM}) tokens/s, Avg generation throughput: (?P<gen>{NUM}) tokens/s, "
-    rf"Running: (?P<run>\d+) reqs?, "
-    rf"Waiting: (?P<wait>\d+) reqs?(?:.*?KV cache usage: (?P<usage>{NUM})%)?"
+    rf"Running: (?P<run>\d{{1,18}}) reqs?, "
+    rf"Waiting: (?P<wait>\d{{1,18}}) reqs?(?:.*?KV cache usage: (?P<usage>{NUM})%)?"
 )
 VLLM_ARGS = re.compile(r"non-default args: (?P<args>\{.*)")
-MAX_MODEL_LEN = re.compile(r"Using max model len (?P<len>\d+)|max_seq_len=(?P<len2>\d+)")
+MAX_MODEL_LEN = re.compile(r"Using max model len (?P<len>\d{1,18})|max_seq_len=(?P<len2>\d{1,18})")
 VLLM_CONFIG = re.compile(
     r"\b(kv_cache_dtype|quantization|dtype|tensor_parallel_size|pipeline_parallel_size|data_parallel_size|"
     r"max_seq_len|block_size|model)"
     r"=('[^']*'|[\w./:-]+)"
 )
 COMMAND = re.compile(
-    r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|\w*launch\w*\.py)\s+(?P<args>-.*)"
+    r"(?:sglang\.launch_server|sglang serve|vllm serve|vllm\.entrypoints\S*|launch\w{0,40}\.py)\s+(?P<args>-.*)"
 )
 FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "#running-req": ("running", int),

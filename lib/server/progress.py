@@ -133,7 +133,7 @@ def phase_of(line: str | bytes) -> Phase | None:
                 continue
             groups = match.groupdict()
             if groups.get("total"):
-                groups = list(pattern.finditer(text[-4000:]) or [match])[-1].groupdict()
+                groups = (list(pattern.finditer(text[-4000:])) or [match])[-1].groupdict()
             total = _number(groups.get("total"))
             done = _number(groups.get("done"))
             found = Phase(

@@ -202,7 +202,7 @@ def test_vllm_traceback() -> None:
         assert (failure.id, failure.failure_class, failure.line_no) == ("vllm_no_cache_blocks", "oom_at_startup", 6)
 
 
-@pytest.mark.parametrize("style", ["cloud", "docker", "tags", "clock"])
+@pytest.mark.parametrize("style", ["cloud", "docker", "tags", "clock", "quoted"])
 @pytest.mark.parametrize(
     "name", ["cpu-sglang/sp15_nextn", "h200-sglang-0.5.16/x_m3_auto", "h200-sglang-0.5.16/m1_auto"]
 )
@@ -212,6 +212,7 @@ def test_how_collectors_and_people_change_a_log(style: str, name: str) -> None:
     want = need(classify(lines))
     changed = {
         "cloud": [f"ERROR 2026-11-29T12:27:37.392125190Z {line.strip()}" for line in lines],
+        "quoted": [f"    {line}" for line in lines],
         "docker": [f"2026-11-29T12:27:37.392125190Z {line}" for line in lines],
         "tags": [re.sub(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\]", "[TP5 EP5]", line) for line in lines],
         "clock": [re.sub(r"^\[\d{4}-\d\d-\d\d ", "[", line) for line in lines],
@@ -274,6 +275,19 @@ def test_only_the_dead_are_dead(path: Path) -> None:
     """No server that worked and was stopped gets a failure, whatever warnings and import errors it logged."""
     failure = log_of(path).failure
     assert (failure is not None) is (f"{path.parent.name}/{path.stem}" in DEAD)
+
+
+def test_plain_exception_and_shortened_header() -> None:
+    """`Exception:` itself is an exception, also below a header that somebody shortened."""
+    lines = [
+        "[01:39:47] Memory pool end. avail mem=9.00 GB",
+        "[01:39:49] Scheduler hit an exception ...",
+        "Exception: Capture cuda graph failed:",
+        "  shim: not native",
+    ]
+    for found in (classify(lines), read_log(lines).failure):
+        failure = need(found)
+        assert (failure.id, failure.phase, failure.line_no) == ("exception", "capturing_graphs", 3)
 
 
 def test_messages_of_several_lines() -> None:

@@ -10,6 +10,7 @@ import json
 import random
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -706,6 +707,15 @@ def test_long_series_is_thinned_and_counted() -> None:
     assert {b - a for a, b in zip(numbers, numbers[1:], strict=False)} == {log.batches.every}
 
 
+def test_long_words_take_no_time() -> None:
+    """Very long words meet no pattern that backtracks over them (a quadratic one took minutes here)."""
+    line = (H200 / "m1_nextn.log").read_bytes().split(b"\n")[20]
+    start = time.process_time()
+    for filler in (b"9", b"a", b"A", b"_", b" "):
+        read_log([line + filler * 60_000, b"RuntimeError: " + filler * 60_000, filler * 60_000 + b" error: "])
+    assert time.process_time() - start < 20
+
+
 def test_truncated_anywhere() -> None:
     """A log that is cut at any byte is read without an error, and never as ready before its line."""
     data = (H200 / "m2_nextn_auto.log").read_bytes()
@@ -715,6 +725,23 @@ def test_truncated_anywhere() -> None:
         assert log.is_ready is (cut >= ready)
 
 
+NASTY = [
+    b"",
+    b"\r",
+    b"9" * 30,
+    b"9" * 5000,
+    b"1.2.3",
+    b",",
+    b".",
+    b"1e999",
+    b"inf",
+    b"\x00",
+    b"\xff",
+    b"nan",
+    b"-",
+    b"(",
+    b"'",
+]
 LINES = [line for path in LOGS for line in path.read_bytes().split(b"\n") if 0 < len(line) < 2000]
 
 
@@ -728,10 +755,10 @@ def test_fuzz(lines: list[bytes], chance: random.Random) -> None:
     for line in lines:
         if chance.random() < 0.4 and line:
             a, b = sorted((chance.randrange(len(line) + 1), chance.randrange(len(line) + 1)))
-            line = line[:a] + chance.choice([b"", b"\r", b"9" * 30, b"\x00", b"\xff", b"nan", b"-"]) + line[b:]
+            line = line[:a] + chance.choice(NASTY) + line[b:]
         mixed.append(line)
     log = read_log(mixed)
-    json.loads(log.model_dump_json())
+    assert ServerLog.model_validate_json(log.model_dump_json()) == log
 
 
 @given(st.text(max_size=300))
