@@ -56,9 +56,7 @@ def tokenize_documents(server: Answering, folder: Path, documents: Sequence[str]
     short: list[str] = []
     for name in documents:
         text, origin = read_document(name)
-        # a token is rarely shorter than one character: this bounds what is sent
-        answer = server.control.post_json("/tokenize", {"prompt": text[: tokens * 12], "add_special_tokens": True})
-        ids = list(answer["tokens"])[:tokens]
+        ids = token_ids(server, text, tokens)
         if len(ids) < tokens:
             short.append(f"{name} has {len(ids)} tokens")
         made.append({"name": name, "origin": origin, "sha256": hashlib.sha256(text.encode()).hexdigest(), "ids": ids})
@@ -67,6 +65,27 @@ def tokenize_documents(server: Answering, folder: Path, documents: Sequence[str]
             f"documents of at least {tokens} tokens", "; ".join(short), "lower document_tokens or name longer texts"
         )
     local.write_atomic(folder / "documents.json", json.dumps(made))
+
+
+def token_ids(server: Answering, text: str, tokens: int) -> list[int]:
+    """The first `tokens` token ids of a text as this server makes them; fewer where the text is shorter.
+
+    Asks /tokenize; SGLang 0.5.15 answers it with 500 for tokenizers without `model_max_length` (an integer beyond 64 bits
+    in its JSON), and then the ids come from a scored prompt.
+    """
+    begin = text[: tokens * 12]  # a token of real text is rarely longer than 12 characters
+    try:
+        answer = server.control.post_json("/tokenize", {"prompt": begin, "add_special_tokens": True})
+        return [int(i) for i in answer["tokens"]][:tokens]
+    except ServerError:
+        ids: list[int] = []
+        for characters in (tokens * 3, tokens * 6, tokens * 12):
+            sampling = {"temperature": 0, "max_new_tokens": 1}
+            body = {"text": text[:characters], "return_logprob": True, "logprob_start_len": 0, "sampling_params": sampling}
+            ids = [int(row[1]) for row in server.control.generate(body)["meta_info"]["input_token_logprobs"]]
+            if len(ids) > tokens or characters >= len(text):  # the last id of a cut text may be a cut token
+                break
+        return ids[:tokens]
 
 
 def score_documents(

