@@ -248,7 +248,7 @@ def run_level(
                 "parent_started_ns": time.monotonic_ns(),
             }
             if workers > 1:
-                settings["start_at_ns"] = time.monotonic_ns() + int((1.0 if not warmup else 0.0) * 1e9)
+                settings["start_at_ns"] = time.monotonic_ns() + int((0.7 if not warmup else 0.0) * 1e9)
             path = Path(folder) / f"job{number}"
             _write_job(path, settings, [(i, requests[i], offsets[i]) for i in mine], warm, api, token, continuous_usage)
             jobs.append(path)
