@@ -5,7 +5,8 @@
 
 With `--peers`, bench_serving, its Rust client, vllm bench and aiperf are run at the same load against a judge of their
 own, one after the other, where an environment variable says where they are installed:
-    PEER_SGLANG_PYTHON (sglang.bench_serving, sglang.benchmark.rust_client), PEER_VLLM, PEER_AIPERF.
+    PEER_SGLANG_PYTHON (sglang.bench_serving, sglang.benchmark.rust_client), PEER_VLLM, PEER_AIPERF; and
+    PEER_TOKENIZER, a folder with a tokenizer for those that want one.
 
 A shared machine disturbs; each cell is the run with the least lag of the judge, and the range over all runs is printed.
 """
@@ -18,6 +19,7 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from lib.errors import WorkbookError  # noqa: E402
 from lib.load import judge, metrics  # noqa: E402
 from lib.load.client import SENDER_NICE  # noqa: E402
+from lib.load.client_worker import prefer  # noqa: E402
 from lib.load.judge import Comparison, Plan, Truth  # noqa: E402
 
 JUDGE_CORES, CLIENT_CORES = (0,), (1,)
@@ -161,17 +164,23 @@ def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str
         with judge.running_judge(plan, cores=JUDGE_CORES) as running, tempfile.TemporaryDirectory() as folder:
             more = peer_arguments(name, running.base_url, running.port, streams, requests, tokens)
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            done = subprocess.run(
-                [*as_ours(), "taskset", "-c", ",".join(map(str, CLIENT_CORES)), *command, *more],
-                capture_output=True, text=True, timeout=180, check=False, cwd=folder,
+            process = subprocess.Popen(
+                ["taskset", "-c", ",".join(map(str, CLIENT_CORES)), *command, *more],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
             )  # fmt: skip
+            prefer(process.pid, SENDER_NICE)  # the same priority as this client's sender
+            try:
+                out, error = process.communicate(timeout=180)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                out, error = process.communicate()
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             truth = running.truth()
-        if done.returncode != 0 or truth.read_ns.size < requests:
-            print(f"{name:24} failed (rc {done.returncode}): {(done.stderr or done.stdout).strip()[-200:]}")
+        if process.returncode != 0 or truth.read_ns.size < requests:
+            print(f"{name:24} failed (rc {process.returncode}): {(error or out).strip()[-400:]}")
             continue
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        shown = {k: float(v) for k, v in re.findall(r"((?:Median|P99) (?:TTFT|ITL)) \(ms\):\s+([\d.]+)", done.stdout)}
+        shown = {k: float(v) for k, v in re.findall(r"((?:Median|P99) (?:TTFT|ITL)) \(ms\):\s+([\d.]+)", out)}
         per_token = float(cpu / truth.tokens.sum() * 1e6)
         true = {"ttft_p50_ms": float(np.median(truth.ttft_s())) * 1e3, "tokens_per_s": truth.tokens_per_s()}
         rows.append({"case": name, "true": true, "cpu_us_per_token": per_token, "shown": shown})
@@ -179,15 +188,11 @@ def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str
     return rows
 
 
-def as_ours() -> list[str]:
-    """The priority that this client's sender gets, where it gets it."""
-    return ["nice", "-n", str(SENDER_NICE)] if os.geteuid() == 0 else []
-
-
 def peer_arguments(name: str, url: str, port: int, streams: int, requests: int, tokens: int) -> list[str]:
     """Where the judge is and how much load, in each tool's own words."""
     if name in ("bench_serving", "sglang rust client"):
-        return ["--port", str(port), "--max-concurrency", str(streams), "--model", "judge"]
+        tokenizer = ["--tokenizer", os.environ["PEER_TOKENIZER"]] if "PEER_TOKENIZER" in os.environ else []
+        return ["--port", str(port), "--max-concurrency", str(streams), "--model", "judge", *tokenizer]
     if name == "vllm bench":
         return [
             "--base-url", url, "--model", "judge", "--dataset-name", "random", "--random-input-len", "16",

@@ -8,6 +8,7 @@ call works in a script, in a thread and inside a Jupyter kernel, whose running e
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -34,6 +35,9 @@ LEVEL_SCHEMA = 1
 PATHS = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
 #: The sending process asks for this priority, and goes on without it where it is not allowed (its header says).
 SENDER_NICE = -10
+_DISK_FAULTS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EFBIG
+}  # fmt: skip
 ARRIVALS = ("constant", "poisson")
 
 
@@ -204,7 +208,6 @@ def run_level(
     host, port, tls, prefix = split_url(base_url)
     _check_arguments(api, requests, warmup, concurrency, rate, arrival, model, workers, api_key_env)
     out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     workers = min(workers, len(requests), concurrency or workers)
     offsets = arrival_offsets_ns(len(requests), rate, arrival, seed) if rate else [0] * len(requests)
     token = sha256(os.urandom(16)).hexdigest()[:12]
@@ -232,7 +235,7 @@ def run_level(
     wall_start = time.time()
     parts: list[tuple[dict[str, Any], Path]] = []
     interrupted = False
-    with tempfile.TemporaryDirectory(prefix=".level-", dir=out.parent) as folder:
+    with _room_for(out), tempfile.TemporaryDirectory(prefix=".level-", dir=out.parent) as folder:
         jobs = []
         for number in range(workers):
             mine = range(number, len(requests), workers)
@@ -245,7 +248,7 @@ def run_level(
                 "parent_started_ns": time.monotonic_ns(),
             }
             if workers > 1:
-                settings["start_at_ns"] = time.monotonic_ns() + int((1.0 if not warmup else 0.0) * 1e9)
+                settings["start_at_ns"] = time.monotonic_ns() + int((0.7 if not warmup else 0.0) * 1e9)
             path = Path(folder) / f"job{number}"
             _write_job(path, settings, [(i, requests[i], offsets[i]) for i in mine], warm, api, token, continuous_usage)
             jobs.append(path)
@@ -281,6 +284,19 @@ def run_level(
     if interrupted:
         raise KeyboardInterrupt
     return out
+
+
+@contextlib.contextmanager
+def _room_for(out: Path) -> Iterator[None]:
+    """A full, read-only or forbidden disk is the user's to mend: one message, and no half record."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        found = f"{error.strerror} ({error.filename or out})"
+        raise BadInput(f"to write a level's record at {out}", found, "free space or choose another folder") from None
 
 
 def _check_arguments(

@@ -33,7 +33,8 @@ from lib.load.client_worker import prefer
 
 Array = NDArray[np.float64]
 
-#: The pure Python judge paces up to this; measured, see LOG.md. Beyond it a calibration with it proves nothing.
+#: The pure Python judge counts up to this, well below what it paced on two cores (12,800 over 256 streams, 1 ms late).
+#: Beyond it a calibration with it proves nothing.
 SLOW_JUDGE_CHUNKS_PER_S = 5_000
 #: What a client may be off by and still count as calibrated.
 TTFT_P50_LIMIT_S = 0.005

@@ -424,6 +424,18 @@ def open_files() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """A file where the folder should be, and a disk without room: one message, nothing left behind."""
+    (tmp_path / "file").write_text("x")
+    with faulty_server(gap_s=0.001) as server, pytest.raises(BadInput, match="level's record"):
+        send(server, ["ok"], tmp_path / "file")
+    if Path("/dev/full").exists():
+        from lib.load import client
+
+        with pytest.raises(BadInput, match="No space left"), client._room_for(tmp_path / "x"):
+            Path("/dev/full").write_text("x" * 100_000)
+
+
 def test_no_threads_or_descriptors_are_left(tmp_path: Path) -> None:
     """Twenty levels leave as many open files and threads as one."""
     with faulty_server(gap_s=0.0) as server:
@@ -434,3 +446,12 @@ def test_no_threads_or_descriptors_are_left(tmp_path: Path) -> None:
             send(server, ["ok"], tmp_path)
         time.sleep(0.3)
         assert open_files() <= files + 2 and threading.active_count() <= threads + 1
+
+
+def test_without_uvloop_the_plain_loop_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where uvloop is missing, asyncio's own loop does the same, and the record says which loop it was."""
+    monkeypatch.setenv("WORKBOOK_LOOP", "asyncio")
+    with faulty_server(gap_s=0.001) as server:
+        level = send(server, ["ok", "cut_chunks", "reset_mid_stream", "twice_later", "ok"], tmp_path, concurrency=2)
+    assert level.header["client"]["workers"][0]["loop"] == "asyncio"
+    assert metrics.failures(level) == {"duplicate_answer": 1, "reset_mid_stream": 1}
