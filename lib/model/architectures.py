@@ -1,9 +1,8 @@
 """Architecture name to layer groups: a table in which every row says where its formula comes from. Pure.
 
-A row names the function that reads the geometry out of config.json (by the family's own field names) and the
-source it was
-read from. An architecture without a row raises `UnknownArchitecture`: head counts, latent caches and recurrent states
-differ so much between families that a guess would be wrong by factors.
+A row names the function that reads the geometry out of config.json (by the family's own field names) and the source
+it was read from. An architecture without a row raises `UnknownArchitecture`: head counts, latent caches and recurrent
+states differ so much between families that a guess would be wrong by factors.
 """
 
 from __future__ import annotations
@@ -188,8 +187,8 @@ def gemma4(config: Config) -> Groups:
 
 
 def mimo_v2(config: Config) -> Groups:
-    """MiMo-V2: hybrid_layer_pattern 1 = sliding, 0 = full; the two have head counts of their own and V narrower
-    than K.
+    """MiMo-V2: hybrid_layer_pattern 1 = sliding, 0 = full; the two have head counts of their own and V narrower than
+    K.
     """
     count = _layers(config)
     pattern = config.get("hybrid_layer_pattern")
@@ -794,8 +793,8 @@ def architecture(config: Config) -> Architecture:
         UnknownArchitecture: no row for this name; the message names the nearest known ones and what a row needs.
         BadInput: the row needs a field that the configuration lacks or contradicts.
 
-    Source: the row's `source`. Example: Llama-3.1-8B gives one group, 32 layers, 8 KV heads, head_dim 4096 / 32 =
-    128 (derived).
+    Source: the row's `source`. Example: Llama-3.1-8B gives one group, 32 layers, 8 KV heads, head_dim 4096 / 32 = 128
+    (derived).
     """
     name = architecture_name(config)
     row = TABLE.get(name)

@@ -118,8 +118,8 @@ def _parse_large(raw: bytes) -> Any:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Hold back the cycle collector while millions of small objects without cycles are made: measured, it costs
-    half the time.
+    """Hold back the cycle collector while millions of small objects without cycles are made: measured, it costs half
+    the time.
     """
     running = gc.isenabled()
     gc.disable()
@@ -168,8 +168,8 @@ def read_safetensors_header(path: Path) -> Header:
     The file is 8 bytes of little-endian length, that many bytes of JSON, then the tensors' bytes.
 
     Raises:
-        UnreadableFile: missing, truncated, a length beyond the file or MAX_HEADER_BYTES, not JSON, or offsets
-        outside the file.
+        UnreadableFile: missing, truncated, a length beyond the file or MAX_HEADER_BYTES, not JSON, or offsets outside
+            the file.
 
     Source: the safetensors format, github.com/huggingface/safetensors README, 'Format'.
     """
@@ -395,9 +395,8 @@ def _scales(folder: Path | None, headers: Mapping[str, Header]) -> ScaleTensors:
 def context_length(config: Mapping[str, Any]) -> int | None:
     """The context length that SGLang derives from the text model's configuration.
 
-    A RoPE factor multiplies it unless original_max_position_embeddings is given or the type is llama3. None: no
-    field says it
-    (SGLang then takes 2048).
+    A RoPE factor multiplies it unless original_max_position_embeddings is given or the type is llama3. None: no field
+    says it (SGLang then takes 2048).
 
     Source: SGLang `utils/hf_transformers/common.py:get_context_length`.
     """
@@ -558,11 +557,11 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
     Returns:
         the Checkpoint; an architecture without a row leaves `architecture` None with the reason (memory functions
-        then raise).
+            then raise).
 
     Raises:
         UnreadableFile: not a checkpoint folder, missing shards, a corrupt header, a JSON file that isn't one (all
-        named).
+            named).
     """
     folder = _folder(path)
     with _collector_paused():
@@ -604,9 +603,9 @@ def model_fingerprint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """What identifies a checkpoint without reading its weights.
 
     Returns:
-        `sha256` over all of the rest; `files`: name to sha256 of each JSON file and tokenizer file; `shards`: name
-        to header_sha256,
-        size in bytes and mtime_ns. Two folders with equal header hashes and sizes may still differ in weight bytes.
+        `sha256` over all of the rest; `files`: name to sha256 of each JSON file and tokenizer file; `shards`: name to
+            header_sha256, size in bytes and mtime_ns. Two folders with equal header hashes and sizes may still differ
+            in weight bytes.
 
     Raises:
         UnreadableFile: as `read_checkpoint`.

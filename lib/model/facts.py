@@ -60,12 +60,13 @@ def version_note(version: str) -> str | None:
 
 
 class RecurrentState(Record):
-    """Shape of the fixed state that one layer keeps per request slot, before it is divided over tensor-parallel ranks.
+    """Shape of the fixed state that one layer keeps per request slot, before it is divided over tensor-parallel
+    ranks.
 
-    `gdn`, `mamba2`, `lightning`: convolution window (intermediate_size + 2 * n_groups * state_size) x (conv_kernel
-    - 1),
-    state num_heads x head_dim x state_size. `kda`: windows for q, k and v of num_heads * head_dim each. `short_conv`:
-    a convolution window only. Source: SGLang `configs/mamba_utils.py` (`Mamba2StateShape`, `KimiLinearStateShape`).
+    `gdn`, `mamba2`, `lightning`: convolution window (intermediate_size + 2 * n_groups * state_size) x (conv_kernel -
+    1), state num_heads x head_dim x state_size. `kda`: windows for q, k and v of num_heads * head_dim each.
+    `short_conv`: a convolution window only. Source: SGLang `configs/mamba_utils.py` (`Mamba2StateShape`,
+    `KimiLinearStateShape`).
     """
 
     kind: Literal["gdn", "mamba2", "kda", "lightning", "short_conv"]
@@ -82,9 +83,8 @@ class RecurrentState(Record):
 class LayerGroup(Record):
     """Layers that keep the same thing in memory.
 
-    `full_attention` and `sliding_window` keep K and V of `kv_heads` x (`k_head_dim` + `v_head_dim`) per token,
-    `mla` one
-    latent of `kv_lora_rank` + `qk_rope_head_dim` per token on every rank, `recurrent` a state per request slot.
+    `full_attention` and `sliding_window` keep K and V of `kv_heads` x (`k_head_dim` + `v_head_dim`) per token, `mla`
+    one latent of `kv_lora_rank` + `qk_rope_head_dim` per token on every rank, `recurrent` a state per request slot.
     """
 
     kind: Literal["full_attention", "sliding_window", "mla", "recurrent"]
@@ -143,8 +143,7 @@ class Quantization(Record):
     """What the checkpoint's files declare about the precision of weights and KV cache, and where.
 
     `weights_method` is the name under which SGLang loads it; `kv_declared` is what any of the files says of the KV
-    cache
-    (what is *allocated* depends on version and flag: `quantization.resolve_kv_cache_dtype`).
+    cache (what is *allocated* depends on version and flag: `quantization.resolve_kv_cache_dtype`).
     """
 
     weights_method: str | None

@@ -41,10 +41,9 @@ CPU_GRAPH_MAX_BS = 32
 class KvBytes(Record):
     """KV cache bytes per token, per GPU and for the whole box, by group.
 
-    `per_gpu` is what one more token costs in the pool that max_total_num_tokens counts; `sliding_per_gpu` is what
-    a token
-    costs as long as it is inside the window, where sliding layers have a pool of their own; `draft_per_gpu` comes
-    on top.
+    `per_gpu` is what one more token costs in the pool that max_total_num_tokens counts; `sliding_per_gpu` is what a
+    token costs as long as it is inside the window, where sliding layers have a pool of their own; `draft_per_gpu`
+    comes on top.
     """
 
     dtype: str
@@ -211,8 +210,8 @@ def _latent_bytes(group: LayerGroup, dtype: str, raw_layout: bool) -> int:
     """MLA latent per layer. With an indexer and e4m3, SGLang keeps lora bytes, a float scale per 128 and the RoPE
     part in bf16.
 
-    Source: SGLang `calculate_mla_kv_cache_dim` (0.5.15.post1 `model_runner_kv_cache_mixin.py`). Example: 512 + 16
-    + 128 = 656.
+    Source: SGLang `calculate_mla_kv_cache_dim` (0.5.15.post1 `model_runner_kv_cache_mixin.py`). Example: 512 + 16 +
+    128 = 656.
     """
     lora, rope = group.kv_lora_rank or 0, group.qk_rope_head_dim or 0
     if group.index_head_dim and dtype == "float8_e4m3fn" and not raw_layout:
@@ -255,10 +254,9 @@ def kv_bytes_per_token(
 ) -> KvBytes:
     """KV cache bytes per token, per GPU and for the whole box, by group.
 
-    MHA/GQA: max(1, H_kv // attn_tp) * (d_k + d_v) * layers * bytes. MLA: (kv_lora_rank + qk_rope_head_dim) *
-    layers * bytes on
-    every rank, undivided, plus the indexer's key where there is one. Sliding layers count apart when they have
-    their own pool.
+    MHA/GQA: max(1, H_kv // attn_tp) * (d_k + d_v) * layers * bytes. MLA: (kv_lora_rank + qk_rope_head_dim) * layers *
+    bytes on every rank, undivided, plus the indexer's key where there is one. Sliding layers count apart when they
+    have their own pool.
 
     Args:
         checkpoint: the model.
@@ -274,8 +272,8 @@ def kv_bytes_per_token(
         UnknownArchitecture, BadInput.
 
     Source: SGLang `model_executor/pool_configurator.py`, `configs/model_config.py`.
-    Example: SmolLM2-135M, bf16: 30 layers * 3 heads * (64 + 64) * 2 = 23,040 B; Qwen3.5-397B on 8 ranks, bf16: 15
-    * 512 * 2 = 15,360 B.
+    Example: SmolLM2-135M, bf16: 30 layers * 3 heads * (64 + 64) * 2 = 23,040 B; Qwen3.5-397B on 8 ranks, bf16: 15 *
+    512 * 2 = 15,360 B.
     """
     layout = require_architecture(checkpoint)
     attn_tp = attention_tp(tp, dp_attention)
@@ -482,8 +480,8 @@ def host_pool(
         device_bytes_per_token: of the device pool (its line means GiB).
         target_layers, total_layers: layers of the device pool, and of the host pool.
 
-    Example: 3,035,904 tokens in 40.41 "GB", 12 layers of 1,024 B on the device, 13 on the host: decimal GB, 13,312
-    B per token.
+    Example: 3,035,904 tokens in 40.41 "GB", 12 layers of 1,024 B on the device, 13 on the host: decimal GB, 13,312 B
+    per token.
     """
     layers = total_layers or target_layers
     expected = device_bytes_per_token * layers / _positive(target_layers, "target_layers")
@@ -555,11 +553,9 @@ def mem_fraction_static_default(
 ) -> float:
     """mem_fraction_static as SGLang derives it when the flag isn't given.
 
-    reserved MiB = 512 + 1.5 * chunk + 2 * max_bs + 1024 * tp * pp / 8 + 8 * prefill graph sizes (MLA: 1536), at
-    least 10,240
-    above 60 GiB, plus 4,096 for EAGLE-family speculation up to 0.5.13; f = round((total - reserved) / total, 3);
-    multimodal models
-    take a further factor by their vision tower.
+    reserved MiB = 512 + 1.5 * chunk + 2 * max_bs + 1024 * tp * pp / 8 + 8 * prefill graph sizes (MLA: 1536), at least
+    10,240 above 60 GiB, plus 4,096 for EAGLE-family speculation up to 0.5.13; f = round((total - reserved) / total,
+    3); multimodal models take a further factor by their vision tower.
 
     Source: SGLang 0.5.11 and 0.5.15.post1 `server_args.py`, 0.5.23 `arg_groups/memory_hook.py`.
     Example: tp 8, 97,887 MiB, chunk 8192, ViT of 1152 x 27: 0.802 -> 0.742 in 0.5.11, 0.844 -> 0.781 in 0.5.23.
@@ -597,11 +593,11 @@ def mem_fraction_static_default(
 
 
 def vision_factor(layout: Architecture) -> float:
-    """What a vision tower takes off mem_fraction_static: 0.95, less 0.1 per doubling of a ViT-L's size, between
-    0.8 and 1.05.
+    """What a vision tower takes off mem_fraction_static: 0.95, less 0.1 per doubling of a ViT-L's size, between 0.8
+    and 1.05.
 
-    The tower's field names count: without num_hidden_layers 24 and without hidden_size 1024 are taken (Qwen names
-    it `depth`, so 24).
+    The tower's field names count: without num_hidden_layers 24 and without hidden_size 1024 are taken (Qwen names it
+    `depth`, so 24).
     Source: SGLang `adjust_mem_fraction_for_vlm`.
     """
     layers = layout.vision_layers if layout.vision_layers_named else 24
@@ -621,7 +617,8 @@ def slots_per_request(
 ) -> int:
     """State slots that a running request may take: 1 without radix cache, 3 with, and 1 or 2 more for extra buffers.
 
-    Source: SGLang `_calculate_mamba_ratio`; `auto` is extra_buffer where overlap runs (from 0.5.14), no_buffer before.
+    Source: SGLang `_calculate_mamba_ratio`; `auto` is extra_buffer where overlap runs (from 0.5.14), no_buffer
+    before.
     Example: 0.5.16 on an H200 made 6,574 slots and max_running_requests 1,314 = 6574 // 5.
     """
     if disable_radix_cache:
@@ -724,21 +721,20 @@ def draft_layers_budgeted(
     checkpoint: Checkpoint, sglang_version: str, draft_layers: int, draft_model_path: str | None = None
 ) -> int:
     """How many of the draft's layers SGLang charges to the pool's budget: none up to 0.5.13, and none later either
-    unless a draft
-    model path is given or the architecture fills it in. So NEXTN on Qwen3.5 without a path allocates its draft
-    pool on top.
+    unless a draft model path is given or the architecture fills it in. So NEXTN on Qwen3.5 without a path allocates
+    its draft pool on top.
 
-    Source: `_resolve_eagle_aux_hidden_state` (0.5.16), seen on an H200: 7,880,505 tokens where a charged draft
-    would give 5.26 M.
+    Source: `_resolve_eagle_aux_hidden_state` (0.5.16), seen on an H200: 7,880,505 tokens where a charged draft would
+    give 5.26 M.
     """
     named = draft_model_path is not None or checkpoint.architecture_name in SELF_DRAFTING
     return draft_layers if named and since(sglang_version, "0.5.14") else 0
 
 
 def _cell(checkpoint: Checkpoint, kv: KvBytes, version: str, counted: int, swa_ratio: float) -> float:
-    """What SGLang divides the budget by. Not always what a token takes: up to 0.5.16 a sparse-attention FP8 latent
-    is budgeted
-    at 576 bytes a layer and takes 656, and draft layers are often not budgeted at all (`counted` are)."""
+    """What SGLang divides the budget by. Not always what a token takes: up to 0.5.16 a sparse-attention FP8 latent is
+    budgeted at 576 bytes a layer and takes 656, and draft layers are often not budgeted at all (`counted` are).
+    """
     layout = require_architecture(checkpoint)
     if kv.sliding_per_gpu:
         full, draft = layout.group("full_attention"), 0
@@ -794,13 +790,10 @@ def predict_pools(
 ) -> PoolPrediction:
     """The pools of one GPU as this SGLang would make them.
 
-    rest = available - pre * (1 - mem_fraction_static); recurrent state takes its share first; tokens = rest /
-    cell, rounded down
-    to pages, and at most max_total_tokens. `pre` is the free memory before weights, `available` the free memory
-    after them (from
-    0.5.14 on with the draft's weights): the log's "Load weight begin" and last "Load weight end" lines. Without
-    them, they are
-    estimated from gpu_memory_mib and the weights' size, and a note says so.
+    rest = available - pre * (1 - mem_fraction_static); recurrent state takes its share first; tokens = rest / cell,
+    rounded down to pages, and at most max_total_tokens. `pre` is the free memory before weights, `available` the free
+    memory after them (from 0.5.14 on with the draft's weights): the log's "Load weight begin" and last "Load weight
+    end" lines. Without them, they are estimated from gpu_memory_mib and the weights' size, and a note says so.
 
     Args:
         checkpoint: the model.
@@ -810,8 +803,8 @@ def predict_pools(
         pre_load_gib, available_gib: free memory before and after loading, GiB.
         weights_gib: weights on one GPU, GiB, when available_gib isn't known.
         mem_fraction_static and the other flags: as given to SGLang; None: SGLang's default.
-        draft_layers: layers of the running draft; None: 1 when speculation with a draft is on and the model
-        declares MTP layers.
+        draft_layers: layers of the running draft; None: 1 when speculation with a draft is on and the model declares
+            MTP layers.
 
     Returns:
         the prediction; tokens of the full pool as SGLang logs them in max_total_num_tokens.
@@ -986,7 +979,7 @@ def predict_pools(
             )
         else:
             over = None
-    running = _max_running(tokens, context, requests, slots, each, sglang_version)
+    running = _max_running(tokens, context, requests, slots, each)
     return PoolPrediction(
         sglang_version=sglang_version,
         kv_cache_dtype=dtype,
@@ -1080,7 +1073,8 @@ def _capped(profiled: int | None, cap: int | None, page_size: int, notes: list[s
 def _sliding_request_cap(
     layout: Architecture, requests: int, page_size: int, chunk: int | None, draft_tokens: int, no_overlap: bool
 ) -> int:
-    """Tokens of a sliding pool that is sized by requests: each needs its window, an eviction interval of 128 and pages.
+    """Tokens of a sliding pool that is sized by requests: each needs its window, an eviction interval of 128 and
+    pages.
 
     Only without radix cache and with --max-running-requests, from 0.5.14 on. Source: `SWAChunkCapPoolConfigurator`
     (0.5.16).
@@ -1122,11 +1116,9 @@ def _pool_sizes(
 
 
 def _max_running(
-    tokens: int, context: int | None, requests: int | None, slots: int | None, each: int | None, version: str
+    tokens: int, context: int | None, requests: int | None, slots: int | None, each: int | None
 ) -> int | None:
-    """Requests that may run at once: the flag, half the tokens, and the state slots. Source:
-    `_resolve_max_num_reqs`.
-    """
+    """Requests that may run at once: the flag, half the tokens, the state slots (`_resolve_max_num_reqs`)."""
     if requests is None and context is None:
         return None
     limit = requests if requests is not None else max(min(int(tokens / (context or 1) * 512), 4096), 2048)
@@ -1156,9 +1148,8 @@ def explain_pool(
     """Which KV dtype, fraction and speculation explain a pool that a log reports.
 
     With the pool's size, dtype follows by division (bytes per token). With the memory inputs of `predict_pools` in
-    `inputs`, each
-    dtype is also predicted, with and without speculation, and the fraction that would give exactly this pool is
-    solved for.
+    `inputs`, each dtype is also predicted, with and without speculation, and the fraction that would give exactly
+    this pool is solved for.
 
     Args:
         checkpoint: the model that was served.
@@ -1169,9 +1160,8 @@ def explain_pool(
     Raises:
         BadInput, UnknownArchitecture.
 
-    Example: 1.28 M tokens of Qwen3.5-397B, TP8 on 96 GB cards with 30.7 GiB of weights, 0.5.11: bf16 at the
-    default fraction with
-    NEXTN's reserve gives 1.28 M; without speculation 1.57 M, and FP8 twice as many.
+    Example: 1.28 M tokens of Qwen3.5-397B, TP8 on 96 GB cards with 30.7 GiB of weights, 0.5.11: bf16 at the default
+    fraction with NEXTN's reserve gives 1.28 M; without speculation 1.57 M, and FP8 twice as many.
     """
     _positive(tokens, "tokens")
     size = kv_gib if kv_gib is not None else (k_gib or 0.0) + (v_gib or 0.0) or None

@@ -1,8 +1,8 @@
 """What a checkpoint's files declare about precision, and which KV cache dtype SGLang makes of it. Pure.
 
 Two files may speak: `quantization_config` in config.json (also under text_config, also called compression_config) and
-hf_quant_config.json. SGLang takes the first it finds in that order; the rules below say what each version reads
-out of it.
+hf_quant_config.json. SGLang takes the first it finds in that order; the rules below say what each version reads out
+of it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class ScalesLoaded(NamedTuple):
 
 
 def torch_name(text: str) -> str:
-    """Torch's name of a dtype spelled like a flag, a config value or a log line (`torch.bfloat16`, `bf16`, `fp8_e4m3`).
+    """Torch's name of a dtype spelled like a flag, a config value or a log line (`torch.bfloat16`, `bf16`,
+    `fp8_e4m3`).
 
     Raises:
         BadInput: not a KV cache dtype.
@@ -93,8 +94,7 @@ def model_dtype(config: Config, text: Config) -> str:
     """The dtype that the model (and a KV cache on `auto`) runs in, as SGLang derives it for `--dtype auto`.
 
     float32 checkpoints run as float16 (Gemma: bfloat16), MXFP4 gpt-oss always as bfloat16. Source:
-    `configs/model_config.py:
-    _get_and_verify_dtype`, `arg_groups/overrides.py`.
+    `configs/model_config.py: _get_and_verify_dtype`, `arg_groups/overrides.py`.
     """
     names = config.get("architectures")
     section = config.get("quantization_config")
@@ -181,9 +181,8 @@ _METHOD_BITS = {
 def _modelopt_method(section: Config) -> str | None:
     """The method that SGLang gives a ModelOpt section (`ModelConfig._parse_modelopt_quant_config`).
 
-    SGLang tells mixed NVFP4 from W4AFP8 by `quantized_layers`; a 4-bit float group in `config_groups` says the
-    same of a file
-    whose list is abbreviated.
+    SGLang tells mixed NVFP4 from W4AFP8 by `quantized_layers`; a 4-bit float group in `config_groups` says the same
+    of a file whose list is abbreviated.
     """
     algo = section.get("quant_algo")
     if algo == "MIXED_PRECISION":
@@ -300,12 +299,11 @@ def _method_and_algo(section: Config | None, nested: Config | None) -> tuple[str
 
 
 def kv_cache_quant_algo(checkpoint: Checkpoint, sglang_version: str = DEFAULT_SGLANG_VERSION) -> KvCacheDtype:
-    """The `kv_cache_quant_algo` that this SGLang's quantization class ends up with (as `.dtype`), and where it
-    comes from.
+    """The `kv_cache_quant_algo` that this SGLang's quantization class ends up with (as `.dtype`), and where it comes
+    from.
 
-    Source: `layers/quantization/modelopt_quant.py` from_config of the FP4, FP8 and mixed classes; `fp8.py`
-    (attribute since
-    0.5.18); `compressed_tensors.py` (since 0.5.19); `weight_utils.py:get_quant_config`.
+    Source: `layers/quantization/modelopt_quant.py` from_config of the FP4, FP8 and mixed classes; `fp8.py` (attribute
+    since 0.5.18); `compressed_tensors.py` (since 0.5.19); `weight_utils.py:get_quant_config`.
     """
     section, place = _section(checkpoint.config)
     nested = _nested(checkpoint.hf_quant_config)
@@ -524,13 +522,12 @@ def scales_loaded(checkpoint: Checkpoint, sglang_version: str = DEFAULT_SGLANG_V
     """Whether this SGLang loads the checkpoint's k/v scales into its attention layers, and why.
 
     It needs tensors, a quantization method that creates the parameters, and a model class that hands the method to
-    its attention
-    layers and maps the names. None: the model class was not read.
+    its attention layers and maps the names. None: the model class was not read.
 
     Source: `layers/quantization/kv_cache.py`, `weight_utils.py:maybe_remap_kv_scale_name`, the model files
     (SCALE_LOADERS).
-    Example: Qwen3.5 drops them up to 0.5.16 and loads them from 0.5.18 on; a Qwen3 never does (seen in a
-    0.5.15.post1 log).
+    Example: Qwen3.5 drops them up to 0.5.16 and loads them from 0.5.18 on; a Qwen3 never does (seen in a 0.5.15.post1
+    log).
     """
     scales, name, method = checkpoint.scales, checkpoint.architecture_name, checkpoint.quantization.weights_method
     if scales is None:

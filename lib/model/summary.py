@@ -1,6 +1,4 @@
-"""What `workbook inspect checkpoint` and the notebooks say of a checkpoint: one plain object, and its findings.
-Pure.
-"""
+"""What `workbook inspect checkpoint` and the notebooks say of a checkpoint: one object and its findings. Pure."""
 
 from __future__ import annotations
 
@@ -187,8 +185,8 @@ def checkpoint_summary(
     Args:
         checkpoint: from `read_checkpoint` or `checkpoint_from_configs`.
         tp, kv_cache_dtype, sglang_version, sm: how it is to be served.
-        memory: inputs of `memory.predict_pools` (gpu_memory_mib, ...); without them `pools` is None, with the
-        reason beside it.
+        memory: inputs of `memory.predict_pools` (gpu_memory_mib, ...); without them `pools` is None, with the reason
+            beside it.
 
     Raises:
         UnknownArchitecture: the layout is not known.
