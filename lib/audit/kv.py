@@ -263,7 +263,7 @@ def _predicted_tokens(a: Audit, dtype: str, flags: Mapping[str, Any], version: s
         )
     except WorkbookError as error:
         return Measured(value=None, unit="tokens", reason=str(error))
-    return Measured(value=pools.max_total_num_tokens, unit="tokens", reason="computed; " + "; ".join(pools.notes[:2]))
+    return Measured(value=pools.max_total_num_tokens, unit="tokens", reason="computed")
 
 
 def audit_report(a: Audit, dtype: str) -> AuditReport | None:
@@ -404,7 +404,8 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
     made += [_as_predicted(a, p) for p in predicted]
     if not a.run.attached:
         made.append(_floor_verdict(a))
-        made += [_loss_verdict(a, d) for d in a.dtypes[1:]]
+        for dtype in a.dtypes[1:]:
+            made += [_effect_verdict(a, dtype), _loss_verdict(a, dtype)]
         made += [_affordable(a, d) for d in a.dtypes[1:]]
     return made
 
@@ -533,6 +534,41 @@ def _floor_verdict(a: Audit) -> Verdict:
     return Verdict(status=status, measured=measured, reason=words, evidence=a.evidence(a.reference), **common)
 
 
+def _effect_verdict(a: Audit, dtype: str) -> Verdict:
+    common: dict[str, Any] = {
+        "id": f"effect-{dtype}",
+        "claim": f"On this text {dtype} computes exactly what {a.reference} computes",
+        "limit": "bit-identical: pass; interval of the mean difference without 0: fail; else inconclusive",
+        "rule": "lib.audit.compare",
+        "launch_ids": a.launch_ids(a.reference, dtype),
+    }
+    found = a.compared(dtype)
+    if found is None or a.floor is None:
+        return _unusable(a, (a.reference, dtype), common)
+    evidence = [*a.evidence(a.reference)[:1], *a.evidence(dtype)]
+    low, high = found.pooled.low, found.pooled.high
+    if _same_pool(a, dtype):
+        return Verdict(status=Status.INVALID, reason=_same_pool(a, dtype) or "", **common)
+    if low is None or high is None:
+        return Verdict(status=Status.INCONCLUSIVE, reason=found.pooled.reason or "no interval", **common)
+    words = f"mean |difference| {found.mean_absolute:.4f}, noise floor {a.floor:.4f} nat/token"
+    if found.identical:
+        return Verdict(status=Status.PASS, measured=found.pooled, reason="bit-identical", evidence=evidence, **common)
+    if low <= 0 <= high:
+        reason = f"single tokens move ({words}), the mean is not told apart from 0"
+        return Verdict(status=Status.INCONCLUSIVE, measured=found.pooled, reason=reason, evidence=evidence, **common)
+    reason = f"the mean {'loss' if high < 0 else 'gain'} is not 0; {words}"
+    return Verdict(status=Status.FAIL, measured=found.pooled, reason=reason, evidence=evidence, **common)
+
+
+def _same_pool(a: Audit, dtype: str) -> str | None:
+    """Why nothing was compared: both arms allocated the same dtype; None if they did not, or it is not known."""
+    one, other = a.pool(a.reference), a.pool(dtype)
+    if one and other and one.dtype and one.dtype == other.dtype:
+        return f"both arms allocated {one.dtype}: nothing was compared"
+    return None
+
+
 def _loss_verdict(a: Audit, dtype: str) -> Verdict:
     common: dict[str, Any] = {
         "id": f"loss-{dtype}",
@@ -545,9 +581,8 @@ def _loss_verdict(a: Audit, dtype: str) -> Verdict:
     if found is None or floor is None:
         return _unusable(a, (a.reference, dtype), common)
     outcome, reason = judge_loss(found.pooled, floor, a.params.limit_nats)
-    same = a.pool(a.reference), a.pool(dtype)
-    if same[0] and same[1] and same[0].dtype == same[1].dtype:
-        outcome, reason = "no_trace_of_treatment", f"both arms allocated {same[0].dtype}: nothing was compared"
+    if same := _same_pool(a, dtype):
+        outcome, reason = "no_trace_of_treatment", same
     evidence = [*a.evidence(a.reference)[:1], *a.evidence(dtype)]
     return Verdict(status=OUTCOMES[outcome], measured=found.pooled, reason=reason, evidence=evidence, **common)
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 
 from lib.errors import BadInput, ServerError
 from lib.hosts import local
+from lib.report.progress import progress_bar
 from lib.results import Answering
 
 
@@ -98,7 +98,7 @@ def score_documents(
     Raises:
         ServerError: the answer is not for the ids sent, or a log-probability is not a number.
     """
-    for document in tqdm(documents, desc="scoring", unit="document", leave=False):
+    for document in progress_bar(documents, desc="scoring", unit="document"):
         server.control.flush_cache()
         answer = server.control.generate(
             {

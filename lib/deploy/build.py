@@ -258,7 +258,7 @@ def pool_bytes_per_token(pool: KvPool | None) -> Measured:
     )
 
 
-def _known(value: float | int | None, unit: str, why_not: str, note: str = "no interval: read once") -> Measured:
+def _known(value: float | int | None, unit: str, why_not: str, note: str = "read once") -> Measured:
     return Measured(
         value=value, unit=unit, n=1 if value is not None else None, reason=why_not if value is None else note
     )

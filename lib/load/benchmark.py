@@ -273,7 +273,7 @@ def predictions(run: NotebookRun, server: ServerHandle, levels: Levels | None = 
             Prediction(
                 id=f"ceiling-C{c}",
                 what=f"most output tokens per second that memory bandwidth allows at C={c}",
-                predicted=Measured(value=ceiling.output_tokens_per_s, unit="tok/s", reason="a ceiling: no interval")
+                predicted=Measured(value=ceiling.output_tokens_per_s, unit="tok/s", reason="a ceiling")
                 if isinstance(ceiling, DecodeCeiling)
                 else Measured(value=None, unit="tok/s", reason=ceiling),
                 formula="C / ((weight bytes + C x context x KV bytes per token) / read bandwidth)",

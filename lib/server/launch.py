@@ -25,13 +25,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tqdm.auto import tqdm
 
 from lib.errors import IdentityError, NotReady, NotStopped, PortTaken, ServerDied, ServerError
 from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.model.cache import cache_dir
 from lib.records import Record, ServerIdentity
+from lib.report.progress import progress_bar
 from lib.server.control import Control
 from lib.server.failures import Failure, classify
 from lib.server.progress import phase_of
@@ -434,11 +434,10 @@ class _Waiter:
     def wait(self) -> None:
         """Returns when the server is ready, or raises."""
         expected = self.history.expected_s()
-        bar = tqdm(
+        bar = progress_bar(
             total=expected,
             desc=f"{self.server.spec.name}: starting",
             unit="s",
-            leave=False,
             bar_format="{desc} {bar} {n:.0f}/{total:.0f} s" if expected else "{desc} {n:.0f} s",
         )
         next_probe = next_word = 0.0

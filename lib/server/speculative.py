@@ -52,7 +52,7 @@ class Arm(Record):
             value=self.completion_tokens / self.verify_steps,
             unit="tok/step",
             n=self.verify_steps,
-            reason="one run: no interval",
+            reason="one run",
         )
 
     @property
@@ -64,7 +64,7 @@ class Arm(Record):
             value=(self.correct_drafts or 0) / self.proposed_drafts,
             unit="",
             n=self.proposed_drafts,
-            reason="one run: no interval",
+            reason="one run",
         )
 
 
@@ -131,7 +131,7 @@ def compare_arms(base: Arm, treated: Arm) -> Comparison:
             value=ratio,
             unit="x",
             n=1 if ratio else None,
-            reason="one run of each arm: no interval" if ratio else reason,
+            reason="one run of each arm" if ratio else reason,
         ),
         accept_length=treated.accept_length,
         accept_rate=treated.accept_rate,
