@@ -116,7 +116,11 @@ class BenchmarkParams(NotebookParams):
     seed: int = 42
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
-    request_timeout_s: float = Field(default=120.0, gt=0, description="longest gap without a byte, per request")
+    gap_timeout_s: float = Field(default=120.0, gt=0, description="a stream in which no byte comes for longer has failed")
+    bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, description="of one device; None: measured on a CPU")
+    active_weight_bytes: float | None = Field(
+        default=None, gt=0, description="weights that one decode step reads on one device; None: all of a dense checkpoint"
+    )
 
 
 class SpeculativeParams(NotebookParams):
@@ -124,8 +128,7 @@ class SpeculativeParams(NotebookParams):
 
     flags: dict[str, FlagValue] = {"speculative_algorithm": "NEXTN"}
     environment: dict[str, str] = {}
-    concurrency: list[int] = Field(default=[1], min_length=1)
-    num_requests: int | None = Field(default=None, ge=1)
+    num_requests: int = Field(default=4, ge=2, description="requests of each kind of text, one at a time")
     input_len: int = Field(default=128, ge=1)
     output_len: int = Field(default=128, ge=2)
     seed: int = 42
@@ -146,18 +149,19 @@ class AuditParams(NotebookParams):
     limit_nats: float = Field(
         default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
     )
-    tp_size: int = Field(default=1, ge=1)
+    chunked_prefill_size: int | None = Field(
+        default=None, ge=16, description="prefill chunk of every arm; tokens of the first chunk read no KV pool on most backends"
+    )
 
 
 class DeployParams(NotebookParams):
-    """06: the service. `install: false` renders, checks and runs the configuration without touching systemd."""
+    """06: the service that is rendered and proven. Nothing is installed."""
 
     service: str = Field(default="sglang", pattern=r"^[A-Za-z0-9_.@-]+$")
     user: str = "sglang"
     working_directory: str = "/var/lib/sglang"
     description: str = "SGLang server"
     goal: str = "Serve the model with a KV cache whose precision was chosen, not inherited."
-    kv_cache_dtype: str | None = None
 
 
 MODELS: dict[str, type[NotebookParams]] = {

@@ -48,6 +48,7 @@ OUTCOMES: dict[str, Status] = {
     "client_bound": Status.INVALID,
     "identity_mismatch": Status.INVALID,
     "no_trace_of_treatment": Status.INVALID,
+    "reference_suspect": Status.INVALID,
     "unsupported_here": Status.UNSUPPORTED,
     "workbook_error": Status.ERROR,
 }

@@ -129,6 +129,13 @@ class ServerHandle:
         return self._spec
 
     @property
+    def tp_size(self) -> int:
+        """Tensor parallel ranks that the flags ask for."""
+        flags = self.params.flags
+        asked = next((flags[name] for name in ("tp_size", "tp", "tensor_parallel_size") if flags.get(name)), 1)
+        return int(str(asked))
+
+    @property
     def key(self) -> str | None:
         if self.run.offline:
             return None
@@ -277,9 +284,9 @@ class NotebookRun:
             return str((self.server_info(launch) or {}).get("version") or launch.sglang_version)
         return handle.spec.sglang_version
 
-    def platform(self) -> str:
-        """`cuda` where this machine has a GPU, else `cpu`."""
-        return "cuda" if self.host()["gpus"] else "cpu"
+    def platform(self, handle: ServerHandle) -> str:
+        """`cpu` where the server is told to run on the CPU or the machine has no GPU, else `cuda`."""
+        return "cpu" if handle.params.flags.get("device") == "cpu" or not self.host()["gpus"] else "cuda"
 
     def log_file(self, launch: LaunchRecord) -> Path:
         """The log of a launch (raw; it may not exist for an attached server)."""

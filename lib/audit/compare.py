@@ -39,23 +39,27 @@ class ScoreComparison(Record):
     identical: bool
 
 
-def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int) -> ScoreComparison:
+def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int, first: int = 1) -> ScoreComparison:
     """Compares two scorings of the same documents, token by token (the first token of each has no score and is left out).
 
     Args:
         reference, treated: records of `probes.read_scores` (`name`, `ids_sha256`, `logprobs` in nats).
         bucket_tokens: width of a position bucket.
+        first: positions before it are left out (a first prefill chunk that never read the KV pool says nothing about it).
 
     Raises:
-        BadInput: the arms scored other documents or other token ids.
+        BadInput: no position is left, or the arms scored other documents or other token ids.
 
     Example: the same server twice gives `identical` and a pooled difference of exactly 0.
     """
     pairs = _paired(reference, treated)
-    a = [value for ref, _ in pairs for value in ref["logprobs"][1:]]
-    b = [value for _, new in pairs for value in new["logprobs"][1:]]
-    blocks = [ref["name"] for ref, _ in pairs for _ in ref["logprobs"][1:]]
-    positions = [place for ref, _ in pairs for place in range(1, len(ref["logprobs"]))]
+    start = max(first, 1)
+    a = [value for ref, _ in pairs for value in ref["logprobs"][start:]]
+    b = [value for _, new in pairs for value in new["logprobs"][start:]]
+    blocks = [ref["key"] for ref, _ in pairs for _ in ref["logprobs"][start:]]
+    positions = [place for ref, _ in pairs for place in range(start, len(ref["logprobs"]))]
+    if not a:
+        raise BadInput(f"documents longer than {start} tokens", "no scored token is left", "score longer documents")
     pooled = paired_mean_difference(b, a, blocks)
     differences = [y - x for x, y in zip(a, b, strict=True)]
     return ScoreComparison(
@@ -71,8 +75,8 @@ def compare_scores(reference: Scores, treated: Scores, bucket_tokens: int) -> Sc
 
 
 def _paired(reference: Scores, treated: Scores) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    first = {(s["name"], s["ids_sha256"]): s for s in reference}
-    second = {(s["name"], s["ids_sha256"]): s for s in treated}
+    first = {(s["key"], s["ids_sha256"]): s for s in reference}
+    second = {(s["key"], s["ids_sha256"]): s for s in treated}
     if not first or first.keys() != second.keys():
         odd = sorted(name for name, _ in first.keys() ^ second.keys())
         raise BadInput(
@@ -123,34 +127,44 @@ def _perplexity_ratio(difference: PairedDifference) -> Measured:
     )
 
 
-def judge_loss(difference: Measured, floor: float, limit_nats: float) -> tuple[str, str]:
+def judge_loss(difference: Measured, floor: ScoreComparison, limit_nats: float) -> tuple[str, str]:
     """The outcome of a measured difference against the largest loss that is accepted.
 
     Args:
         difference: treated minus reference, nats a token, with its interval.
-        floor: largest mean absolute difference that the reference shows against itself.
+        floor: the reference against itself.
         limit_nats: accepted loss, positive.
 
     Returns:
-        (outcome, reason): `within_limit` if the whole interval lies above -limit, `outside_limit` if it lies below,
-        else `not_enough_data` with how many times more tokens would settle it.
+        (outcome, reason): `within_limit` if the whole interval lies inside +-limit, `outside_limit` if it lies below
+        -limit, `reference_suspect` if it lies above +limit (the treated server predicts real text *better*: then the
+        reference is the broken one, as a BF16 pool over calibrated scales is), else `not_enough_data` with how many times
+        more tokens would settle it; also where the floor itself is not well inside the limit.
 
     Example: [-0.031, -0.018] against 0.01 is `outside_limit`; [-0.012, 0.002] is `not_enough_data`.
     """
     if difference.value is None or difference.low is None or difference.high is None:
         return "not_enough_data", difference.reason or "no interval"
     value, low, high = float(difference.value), difference.low, difference.high
-    words = f"{value:+.4f} nat/token, 95% interval [{low:+.4f}, {high:+.4f}], floor {floor:.4f}, accepted loss {limit_nats:g}"
-    if low >= -limit_nats:
+    words = (
+        f"{value:+.4f} nat/token, 95% interval [{low:+.4f}, {high:+.4f}], accepted loss {limit_nats:g}; "
+        f"floor: mean |difference| {floor.mean_absolute:.4f}"
+    )
+    if not floor.identical:
+        ends = [abs(x) for x in (floor.pooled.low, floor.pooled.high) if x is not None]
+        if not ends or max(ends) > limit_nats / 2:
+            return "not_enough_data", f"{words}; the reference differs from itself by more than half the limit"
+    if low > limit_nats:
+        return (
+            "reference_suspect",
+            f"{words}; the treated server is better by more than the limit: look at the reference",
+        )
+    if low >= -limit_nats and high <= limit_nats:
         return "within_limit", words
     if high < -limit_nats:
         return "outside_limit", words
     half = (high - low) / 2
-    distance = abs(value + limit_nats)
+    distance = min(abs(value + limit_nats), abs(value - limit_nats))
     more = (half / distance) ** 2 if distance > 0 else math.inf
-    needed = (
-        f"about {more:.0f} times as many tokens would settle it"
-        if math.isfinite(more)
-        else "the mean lies on the limit"
-    )
+    needed = f"about {more:.0f} times as many tokens would settle it" if math.isfinite(more) else "the mean lies on it"
     return "not_enough_data", f"{words}; the interval spans the limit: {needed}"

@@ -46,8 +46,10 @@ class Audit:
         self.launches: dict[str, LaunchRecord] = {}
         self.scores: dict[str, list[Measurement]] = {}
         for dtype in self.dtypes:
-            flags = {} if run.attached else {"kv_cache_dtype": dtype}
-            self.handles[dtype] = run.server(f"kv-{dtype}", flags)
+            flags: dict[str, Any] = {} if run.attached else {"kv_cache_dtype": dtype}
+            if self.params.chunked_prefill_size and not run.attached:
+                flags["chunked_prefill_size"] = self.params.chunked_prefill_size
+            self.handles[dtype] = run.server(f"kv-{dtype}", flags, strict=False)
 
     @property
     def reference(self) -> str:
@@ -65,14 +67,20 @@ class Audit:
             self.launches[dtype] = self.run.try_launch(handle)
             if self.launches[dtype].ready_s is None and not handle.attached:
                 continue
-            documents = self.run.measure(
+            tokenized = self.run.measure(
                 "documents",
                 handle,
                 tokenize_documents,
                 any_server=True,
+                keep_errors=True,
                 documents=list(self.params.documents),
                 tokens=self.params.document_tokens,
-            ).json("documents.json")
+            )
+            if not tokenized.ok:
+                self.run.skip(f"scores of {dtype}", tokenized.problem or "the documents could not be tokenized")
+                handle.stop()
+                continue
+            documents = tokenized.json("documents.json")
             names = ["first", "again"] if dtype == self.reference else ["first"]
             self.scores[dtype] = [
                 self.run.measure(
@@ -99,7 +107,38 @@ class Audit:
         )
         if len(pair) < 2 or not all(m.ok for m in pair):
             return None
-        return compare_scores(read_scores(pair[0].folder), read_scores(pair[1].folder), self.params.bucket_tokens)
+        if self.blind(dtype):
+            return None
+        return compare_scores(
+            read_scores(pair[0].folder),
+            read_scores(pair[1].folder),
+            self.params.bucket_tokens,
+            self.first_position(dtype),
+        )
+
+    def first_position(self, dtype: str) -> int:
+        """First position whose score depends on the KV pool.
+
+        torch_native reads the pool from the first token; other backends compute a first prefill chunk from unquantized
+        keys and values, so only what comes after `chunked_prefill_size` reads it (seen on an H200: docs/sources.md, H1).
+        """
+        found = 1
+        for one in (self.reference, dtype):
+            info = self.run.server_info(self.launches[one]) or {} if one in self.launches else {}
+            backend = info.get("prefill_attention_backend") or info.get("attention_backend")
+            if backend != "torch_native":
+                found = max(found, int(info.get("chunked_prefill_size") or 0) if info else 1)
+        return found
+
+    def blind(self, dtype: str) -> str | None:
+        """Why the scores of an arm cannot show its KV cache, or None."""
+        first = self.first_position(dtype)
+        if first >= self.params.document_tokens:
+            return (
+                f"documents of {self.params.document_tokens} tokens fit into one prefill chunk of {first}: no scored token read "
+                "the KV pool; set chunked_prefill_size well below document_tokens"
+            )
+        return None
 
     @property
     def floor(self) -> float | None:
@@ -107,10 +146,14 @@ class Audit:
         found = self.compared(self.reference)
         return found.mean_absolute if found else None
 
+    def usable(self, dtype: str) -> bool:
+        """True where an arm's server came up."""
+        return dtype in self.launches and (self.launches[dtype].ready_s is not None or self.run.attached)
+
     def evidence(self, dtype: str) -> list[Evidence]:
         """Raw scores of an arm."""
         return [
-            self.run.evidence(f) for m in self.scores.get(dtype, []) for f in sorted(m.folder.glob("scores-*.json"))[:1]
+            self.run.evidence(f) for m in self.scores.get(dtype, []) for f in sorted(m.folder.glob("scores-*.json"))
         ]
 
     def launch_ids(self, *dtypes: str) -> list[str]:
@@ -164,7 +207,9 @@ def resolved_rows(a: Audit) -> list[dict[str, Any]]:
         asked = _asked(a, dtype)
         try:
             found = (
-                resolve_kv_cache_dtype(checkpoint, asked, a.run.version(a.handles[dtype]), platform=a.run.platform())
+                resolve_kv_cache_dtype(
+                    checkpoint, asked, a.run.version(a.handles[dtype]), platform=a.run.platform(a.handles[dtype])
+                )
                 if checkpoint
                 else None
             )
@@ -209,10 +254,10 @@ def predictions(a: Audit) -> list[Prediction]:
         return []
     for dtype in a.dtypes:
         flags = a.handles[dtype].params.flags
-        version, platform, pool = a.run.version(a.handles[dtype]), a.run.platform(), a.pool(dtype)
+        version, platform, pool = a.run.version(a.handles[dtype]), a.run.platform(a.handles[dtype]), a.pool(dtype)
         try:
             kv = kv_bytes_per_token(
-                checkpoint, a.params.tp_size, _asked(a, dtype), sglang_version=version, platform=platform
+                checkpoint, a.handles[dtype].tp_size, _asked(a, dtype), sglang_version=version, platform=platform
             )
             bytes_predicted = Measured(value=kv.per_gpu, unit="B", reason="computed")
         except WorkbookError as error:
@@ -254,7 +299,7 @@ def _predicted_tokens(a: Audit, dtype: str, flags: Mapping[str, Any], version: s
     try:
         pools = predict_pools(
             checkpoint,
-            tp=a.params.tp_size,
+            tp=a.handles[dtype].tp_size,
             kv_cache_dtype=_asked(a, dtype),
             sglang_version=version,
             platform=platform,
@@ -402,8 +447,8 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
         made.append(_allocated(a, dtype))
         made.append(_audit_verdict(a, dtype))
     made += [_as_predicted(a, p) for p in predicted]
+    made.append(_floor_verdict(a))
     if not a.run.attached:
-        made.append(_floor_verdict(a))
         for dtype in a.dtypes[1:]:
             made += [_effect_verdict(a, dtype), _loss_verdict(a, dtype)]
         made += [_affordable(a, d) for d in a.dtypes[1:]]
@@ -547,8 +592,8 @@ def _effect_verdict(a: Audit, dtype: str) -> Verdict:
         return _unusable(a, (a.reference, dtype), common)
     evidence = [*a.evidence(a.reference)[:1], *a.evidence(dtype)]
     low, high = found.pooled.low, found.pooled.high
-    if _same_pool(a, dtype):
-        return Verdict(status=Status.INVALID, reason=_same_pool(a, dtype) or "", **common)
+    if missing := _no_trace(a, dtype):
+        return Verdict(status=Status.INVALID, reason=missing, **common)
     if low is None or high is None:
         return Verdict(status=Status.INCONCLUSIVE, reason=found.pooled.reason or "no interval", **common)
     words = f"mean |difference| {found.mean_absolute:.4f}, noise floor {a.floor:.4f} nat/token"
@@ -561,12 +606,12 @@ def _effect_verdict(a: Audit, dtype: str) -> Verdict:
     return Verdict(status=Status.FAIL, measured=found.pooled, reason=reason, evidence=evidence, **common)
 
 
-def _same_pool(a: Audit, dtype: str) -> str | None:
-    """Why nothing was compared: both arms allocated the same dtype; None if they did not, or it is not known."""
+def _no_trace(a: Audit, dtype: str) -> str | None:
+    """Why nothing was compared: both arms allocated the same dtype, or nobody knows what they allocated; else None."""
     one, other = a.pool(a.reference), a.pool(dtype)
-    if one and other and one.dtype and one.dtype == other.dtype:
-        return f"both arms allocated {one.dtype}: nothing was compared"
-    return None
+    if one is None or other is None or one.dtype is None or other.dtype is None:
+        return "which dtype an arm allocated is not known, so nothing shows that the arms differ"
+    return f"both arms allocated {one.dtype}: nothing was compared" if one.dtype == other.dtype else None
 
 
 def _loss_verdict(a: Audit, dtype: str) -> Verdict:
@@ -577,17 +622,34 @@ def _loss_verdict(a: Audit, dtype: str) -> Verdict:
         "rule": "lib.audit.compare.judge_loss",
         "launch_ids": a.launch_ids(a.reference, dtype),
     }
-    found, floor = a.compared(dtype), a.floor
+    found, floor = a.compared(dtype), a.compared(a.reference)
     if found is None or floor is None:
         return _unusable(a, (a.reference, dtype), common)
     outcome, reason = judge_loss(found.pooled, floor, a.params.limit_nats)
-    if same := _same_pool(a, dtype):
-        outcome, reason = "no_trace_of_treatment", same
+    if missing := _no_trace(a, dtype):
+        outcome, reason = "no_trace_of_treatment", missing
+    else:
+        reason = f"{reason}; {_worst(found)}"
     evidence = [*a.evidence(a.reference)[:1], *a.evidence(dtype)]
     return Verdict(status=OUTCOMES[outcome], measured=found.pooled, reason=reason, evidence=evidence, **common)
 
 
+def _worst(found: ScoreComparison) -> str:
+    """The bucket that loses most, with its own interval (not corrected for looking at several)."""
+    worst = min(found.buckets, key=lambda b: float(b.mean.value) if isinstance(b.mean.value, (int, float)) else 0.0)
+    ends = (
+        f" [{worst.mean.low:+.4f}, {worst.mean.high:+.4f}]"
+        if worst.mean.low is not None and worst.mean.high is not None
+        else ""
+    )
+    mean = f"{worst.mean.value:+.4f}" if isinstance(worst.mean.value, (int, float)) else "unknown"
+    return f"worst positions {worst.first} to {worst.last}: {mean}{ends}"
+
+
 def _unusable(a: Audit, dtypes: Sequence[str], common: Mapping[str, Any]) -> Verdict:
+    for dtype in dtypes:
+        if a.usable(dtype) and (blind := a.blind(dtype)):
+            return Verdict(status=Status.INVALID, reason=blind, **common)
     taken = [m for d in dtypes for m in a.scores.get(d, [])]
     invalid = next((m.stamp.invalid for m in taken if m.stamp.invalid), None)
     problem = next((m.problem for m in taken if m.problem), "an arm has no scores: its server did not start")
@@ -607,32 +669,46 @@ def _affordable(a: Audit, dtype: str) -> Verdict:
     }
     log = a.run.log(a.launches[a.reference])
     context = log.capacity.context_len if log and log.capacity else (checkpoint.context_length if checkpoint else None)
-    if reference is None or context is None:
-        return Verdict(status=Status.INCONCLUSIVE, reason="no pool line, or no context length", **common)
+    if reference is None or context is None or not a.usable(a.reference):
+        return Verdict(
+            status=Status.INCONCLUSIVE, reason="the server did not come up, or no context length is known", **common
+        )
+    if reference.tokens == a.handles[a.reference].params.flags.get("max_total_tokens"):
+        reason = f"the pool of {reference.tokens} tokens is capped by --max-total-tokens: what memory would allow does not show"
+        return Verdict(status=Status.INCONCLUSIVE, reason=reason, **common)
     more = f"; {dtype} would hold {other.tokens}" if other else ""
-    capped = (
-        " (both are capped by --max-total-tokens, so the cost in tokens does not show here)"
-        if other and other.tokens == reference.tokens
-        else ""
-    )
     return Verdict(
         status=Status.PASS if reference.tokens >= context else Status.FAIL,
         measured=Measured(value=reference.tokens / context, unit="contexts", n=1, reason="read"),
-        reason=f"{reference.tokens} tokens for a context of {context}{more}{capped}",
+        reason=f"{reference.tokens} tokens for a context of {context}{more}",
         evidence=[a.run.evidence(a.run.log_file(a.launches[a.reference]), reference.line_no, reference.line)],
         **common,
     )
 
 
 def recommendation(a: Audit, made: Sequence[Verdict]) -> str:
-    """Which KV cache to serve with, by what was measured."""
-    by_id = {v.id: v for v in made}
+    """Which KV cache to serve with, by what was measured; an arm whose own audit or allocation failed is never recommended."""
+    by_id = {v.id: v.status for v in made}
     if a.run.attached:
         return "The attached server was read, not compared: launch both dtypes on this host to measure what the cache costs."
-    worse = [d for d in a.dtypes[1:] if (v := by_id.get(f"loss-{d}")) and v.status == Status.FAIL]
-    fine = [d for d in a.dtypes[1:] if (v := by_id.get(f"loss-{d}")) and v.status == Status.PASS]
-    open_ = [d for d in a.dtypes[1:] if d not in worse + fine]
-    parts = [f"{', '.join(worse)} costs more than accepted: serve with {a.reference}" if worse else ""]
-    parts.append(f"{', '.join(fine)} stays within the accepted loss" if fine else "")
-    parts.append(f"{', '.join(open_)} is not settled" if open_ else "")
-    return "; ".join(p for p in parts if p) + "."
+    if by_id.get("floor") != Status.PASS:
+        return "Nothing is settled: the reference's own noise floor is not known, or too high."
+    parts = []
+    sound = [
+        d for d in a.dtypes if by_id.get(f"allocated-{d}") == Status.PASS and by_id.get(f"audit-{d}") != Status.FAIL
+    ]
+    for dtype in a.dtypes[1:]:
+        loss = by_id.get(f"loss-{dtype}")
+        if loss == Status.FAIL:
+            parts.append(f"{dtype} loses more than is accepted")
+        elif loss == Status.PASS:
+            audited = "" if dtype in sound else ", but its audit has findings: read them first"
+            parts.append(f"{dtype} stays within the accepted loss on this text{audited}")
+        else:
+            parts.append(f"the loss of {dtype} is not settled")
+    end = (
+        f"serve with {a.reference}"
+        if a.reference in sound
+        else f"{a.reference} has findings of its own: settle them before serving"
+    )
+    return f"{'; '.join(parts)}; until more is measured, {end}."

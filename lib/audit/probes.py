@@ -81,7 +81,12 @@ def token_ids(server: Answering, text: str, tokens: int) -> list[int]:
         ids: list[int] = []
         for characters in (tokens * 3, tokens * 6, tokens * 12):
             sampling = {"temperature": 0, "max_new_tokens": 1}
-            body = {"text": text[:characters], "return_logprob": True, "logprob_start_len": 0, "sampling_params": sampling}
+            body = {
+                "text": text[:characters],
+                "return_logprob": True,
+                "logprob_start_len": 0,
+                "sampling_params": sampling,
+            }
             ids = [int(row[1]) for row in server.control.generate(body)["meta_info"]["input_token_logprobs"]]
             if len(ids) > tokens or characters >= len(text):  # the last id of a cut text may be a cut token
                 break
@@ -91,14 +96,14 @@ def token_ids(server: Answering, text: str, tokens: int) -> list[int]:
 def score_documents(
     server: Answering, folder: Path, documents: Sequence[dict[str, Any]], timeout_s: float = 900.0
 ) -> None:
-    """Scores each document with one request and writes scores-<name>.json (log-probability of each token given those before).
+    """Scores each document with one request and writes scores-NN.json (log-probability of each token given those before).
 
     The cache is flushed before each document, so that nothing is read from an earlier request's prefix.
 
     Raises:
         ServerError: the answer is not for the ids sent, or a log-probability is not a number.
     """
-    for document in progress_bar(documents, desc="scoring", unit="document"):
+    for place, document in enumerate(progress_bar(documents, desc="scoring", unit="document")):
         server.control.flush_cache()
         answer = server.control.generate(
             {
@@ -125,12 +130,13 @@ def score_documents(
             )
         record = {
             "name": document["name"],
+            "key": f"{place:02d}",
             "ids_sha256": ids_sha256(document["ids"]),
             "logprobs": logprobs,
             "e2e_s": answer["meta_info"].get("e2e_latency"),
             "cached_tokens": answer["meta_info"].get("cached_tokens"),
         }
-        local.write_atomic(folder / f"scores-{Path(document['name']).name}.json", json.dumps(record))
+        local.write_atomic(folder / f"scores-{place:02d}.json", json.dumps(record))
 
 
 def ids_sha256(ids: Sequence[int]) -> str:

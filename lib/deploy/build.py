@@ -17,7 +17,7 @@ from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
 from lib.model.memory import kv_bytes_per_token
 from lib.records import OUTCOMES, Measured, Prediction, Status, Verdict
-from lib.results import NotebookRun, ServerHandle
+from lib.results import NotebookRun, ServerHandle, Stamp
 from lib.server.answers import Answer, ask, read_answer
 from lib.server.launch import LaunchRecord
 from lib.server.log_records import Fact, KvPool
@@ -44,16 +44,20 @@ for d in m.distributions():
     row = {"name": name, "version": d.version, "record_sha256": hashlib.sha256(record.encode()).hexdigest() if record else None,
            "direct_url": d.read_text("direct_url.json")}
     if name.lower().replace("_", "-") in checked and record:
-        changed, missing, same = [], [], 0
+        changed, missing, large, same = [], [], [], 0
         for f in d.files or []:
             if f.hash is None or not str(f).endswith((".py", ".json", ".txt", ".so", ".cu", ".cuh", ".h")):
                 continue
             p = f.locate()
             try:
-                size = os.path.getsize(p)
-                if size > 50_000_000:
+                if os.path.getsize(p) > 500_000_000:
+                    large.append(str(f))
                     continue
-                h = hashlib.new(f.hash.mode, open(p, "rb").read()).digest()
+                h = hashlib.new(f.hash.mode)
+                with open(p, "rb") as file:
+                    for block in iter(lambda: file.read(1 << 20), b""):
+                        h.update(block)
+                h = h.digest()
                 if base64.urlsafe_b64encode(h).rstrip(b"=").decode() != f.hash.value:
                     changed.append(str(f))
                 else:
@@ -61,7 +65,7 @@ for d in m.distributions():
             except OSError:
                 missing.append(str(f))
         row["files"] = {"same": same, "changed": changed[:50], "missing": missing[:50],
-                        "n_changed": len(changed), "n_missing": len(missing)}
+                        "n_changed": len(changed), "n_missing": len(missing), "large": large}
     rows.append(row)
 torch = {}
 try:
@@ -109,6 +113,8 @@ def manifest_sha256(inventory: Mapping[str, Any]) -> str:
 
 def stack_rows(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows that matter first: what the server is, torch, CUDA or the reason why none, the machine."""
+    if not inventory["distributions"]:
+        return [{"what": "the server's environment", "value": "not read", "detail": inventory.get("reason", "")}]
     versions = {d["name"].lower().replace("_", "-"): d for d in inventory["distributions"]}
     torch, host = inventory["torch"], inventory["host"]
     rows = [{"what": "Python", "value": inventory["python"], "detail": ""}]
@@ -116,20 +122,10 @@ def stack_rows(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
         found = versions.get(name)
         rows.append({"what": name, "value": found["version"] if found else "not installed", "detail": _origin(found)})
     cuda = torch.get("cuda") or torch.get("hip")
-    rows.append(
-        {
-            "what": "torch",
-            "value": torch.get("__version__", torch.get("error", "not installed")),
-            "detail": f"git {str(torch.get('git_version'))[:12]}",
-        }
-    )
-    rows.append(
-        {
-            "what": "CUDA / HIP",
-            "value": cuda or "none",
-            "detail": "" if cuda else "this torch is built for the CPU alone",
-        }
-    )
+    version = torch.get("__version__") or "not read"
+    why_not = torch.get("error") or "this torch is built for the CPU alone"
+    rows.append({"what": "torch", "value": version, "detail": f"git {str(torch.get('git_version') or 'unknown')[:12]}"})
+    rows.append({"what": "CUDA / HIP", "value": cuda or "none", "detail": "" if cuda else why_not})
     gpus = ", ".join(f"{g['name']} ({g['memory_total_mib']:.0f} MiB)" for g in host["gpus"])
     rows.append({"what": "GPUs", "value": len(host["gpus"]), "detail": gpus or host["gpus_reason"]})
     driver = {g["driver_version"] for g in host["gpus"]}
@@ -155,15 +151,20 @@ def _origin(found: Mapping[str, Any] | None) -> str:
 
 
 def changed_files(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Checked distributions with the number of files that equal their RECORD, differ from it, or are missing."""
+    """Checked distributions: files that equal their RECORD, differ, miss, or are too large to hash; and local builds.
+
+    A wheel built locally from patched source carries a RECORD that fits it: where it was installed from tells it apart.
+    """
     return [
         {
             "name": d["name"],
             "version": d["version"],
+            "from": _origin(d) or "a package index",
             "same": d["files"]["same"],
             "changed": d["files"]["n_changed"],
             "missing": d["files"]["n_missing"],
-            "which": ", ".join((d["files"]["changed"] + d["files"]["missing"])[:5]),
+            "not hashed": len(d["files"]["large"]),
+            "which": ", ".join((d["files"]["changed"] + d["files"]["missing"] + d["files"]["large"])[:5]),
         }
         for d in inventory["distributions"]
         if d.get("files")
@@ -198,7 +199,7 @@ def predictions(run: NotebookRun, server: ServerHandle, launch: LaunchRecord | N
     if checkpoint is None:
         return []
     made = []
-    tp = int(server.params.flags.get("tp_size") or 1)  # type: ignore[arg-type]
+    tp = server.tp_size
     weights = checkpoint.weight_bytes
     loaded = log.weights[0].gib if log and log.weights else None
     made.append(
@@ -222,7 +223,7 @@ def predictions(run: NotebookRun, server: ServerHandle, launch: LaunchRecord | N
             tp,
             str(server.params.flags.get("kv_cache_dtype") or "auto"),
             sglang_version=run.version(server),
-            platform=run.platform(),
+            platform=run.platform(server),
         )
         predicted = _known(kv.per_gpu, "B", "")
     except WorkbookError as error:
@@ -350,7 +351,7 @@ def verdicts(
     if answer is not None or launch.ready_s is not None:
         made.append(_answers(run, server, launch, answer))
     for prediction in predicted:
-        made.append(_predicted(run, launch, prediction, file))
+        made.append(_predicted(run, server, launch, prediction, file))
     if launch.state != "attached" and launch.ready_s is not None:
         record = server.launches()[-1]
         proof = record.stop
@@ -374,20 +375,22 @@ def verdicts(
 def _unmodified(run: NotebookRun, inventory: Mapping[str, Any]) -> Verdict:
     checked = changed_files(inventory)
     changed = {row["name"]: row["changed"] + row["missing"] for row in checked if row["changed"] + row["missing"]}
+    own = {row["name"]: row["from"] for row in checked if row["from"] != "a package index"}
+    skipped = sum(row["not hashed"] for row in checked)
     names = ", ".join(f"{row['name']} {row['version']} ({row['same']} files)" for row in checked)
+    parts = [f"differing files: {changed}"] if changed else []
+    parts += [f"not from a package index: {own}"] if own else []
+    parts += [f"{skipped} files too large to hash"] if skipped else []
+    status = Status.FAIL if changed or own else Status.INCONCLUSIVE if skipped or not checked else Status.PASS
+    total = sum(row["same"] for row in checked) + sum(changed.values())
     return Verdict(
         id="unmodified",
-        claim="The serving packages are as published: no installed file differs from its wheel's RECORD",
-        status=(Status.FAIL if changed else Status.PASS) if checked else Status.INCONCLUSIVE,
+        claim="The serving packages are as published: from a package index, and no installed file differs from its wheel's RECORD",
+        status=status,
         rule="lib.deploy.build",
-        limit="0 files",
-        reason=f"differing files: {changed}" if changed else f"equal: {names or 'nothing was checked'}",
-        measured=Measured(
-            value=sum(changed.values()),
-            unit="files",
-            n=sum(r["same"] for r in checked) + sum(changed.values()),
-            reason="counted",
-        ),
+        limit="0 files, 0 local builds",
+        reason="; ".join(parts) or f"equal: {names or 'nothing was checked'}",
+        measured=Measured(value=sum(changed.values()), unit="files", n=total, reason="counted"),
         evidence=[
             run.evidence(run.raw / "inventory" / "inventory.json", note=f"manifest {manifest_sha256(inventory)[:12]}")
         ],
@@ -440,9 +443,7 @@ def _answers(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, answe
         "launch_ids": [launch.launch_id],
     }
     if answer is None:
-        return Verdict(
-            status=Status.INVALID, reason="the answer could not be taken from one and the same server", **common
-        )
+        return no_answer(run, common)
     evidence = [run.evidence(file, quote=answer.text[:80])]
     if answer.degenerate:
         return Verdict(status=Status.FAIL, reason=f"degenerate: {answer.degenerate}", evidence=evidence, **common)
@@ -457,7 +458,20 @@ def _answers(run: NotebookRun, server: ServerHandle, launch: LaunchRecord, answe
     return Verdict(status=status, reason=f"it says {answer.text[:40]!r}", evidence=evidence, **common)
 
 
-def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, file: Path) -> Verdict:
+def no_answer(run: NotebookRun, common: Mapping[str, Any]) -> Verdict:
+    """The verdict on an answer that could not be taken: from the stamp of its request."""
+    file = run.raw / "answer" / "stamp.json"
+    if not file.exists():
+        return Verdict(status=Status.INCONCLUSIVE, reason="it was never asked: no server came up", **common)
+    stamp = Stamp.model_validate_json(file.read_text())
+    if stamp.invalid:
+        return Verdict(status=Status.INVALID, reason=stamp.invalid, **common)
+    return Verdict(status=Status.FAIL, reason=stamp.error or "no answer", evidence=[run.evidence(file)], **common)
+
+
+def _predicted(
+    run: NotebookRun, server: ServerHandle, launch: LaunchRecord, prediction: Prediction, file: Path
+) -> Verdict:
     common: dict[str, Any] = {
         "id": f"predicted-{prediction.id}",
         "claim": f"Predicted before the launch: {prediction.what}",
@@ -475,6 +489,9 @@ def _predicted(run: NotebookRun, launch: LaunchRecord, prediction: Prediction, f
             else (prediction.measured.reason if prediction.measured else "not measured")
         )
         return Verdict(status=Status.INCONCLUSIVE, reason=reason or "unknown", **common)
+    if prediction.id == "weights" and run.platform(server) == "cpu":
+        reason = "the log's 'mem usage' is a difference of the machine's free memory, which other processes move"
+        return Verdict(status=Status.INCONCLUSIVE, reason=reason, **common)
     low, high = measured * 0.98, measured * 1.02
     if prediction.measured and prediction.measured.low is not None and prediction.measured.high is not None:
         low, high = min(low, prediction.measured.low), max(high, prediction.measured.high)

@@ -9,14 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lib.deploy.unit import UnitSpec, lint_unit, render_unit
+from lib.deploy.build import no_answer
+from lib.deploy.unit import UnitSpec, lint_unit, parse_unit, render_unit
+from lib.errors import WorkbookError
 from lib.hosts import local
+from lib.model.quantization import resolve_kv_cache_dtype
 from lib.params import DeployParams
-from lib.records import Evidence, Measured, Status, Verdict
+from lib.records import Evidence, Measured, RunResult, Status, Verdict
 from lib.report.state import run_discoveries, state_markdown
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer
-from lib.server.launch import LaunchRecord
+from lib.server.launch import LaunchRecord, identity_of
 from lib.server.log_records import KvPool
 from lib.server.spec import server_spec
 
@@ -25,9 +28,21 @@ SERVICE_PORT = 30000
 
 
 def configured(run: NotebookRun) -> ServerHandle:
-    """The server to deploy: the profile's, with the KV cache dtype that 06 was told to use."""
-    params: DeployParams = run.params  # type: ignore[assignment]
-    return run.server("deployed", {"kv_cache_dtype": params.kv_cache_dtype} if params.kv_cache_dtype else {})
+    """The server to deploy: the profile's own, which notebooks 01 and 03 launched and measured."""
+    return run.server("deployed")
+
+
+def planned_dtype(run: NotebookRun, server: ServerHandle) -> tuple[str | None, str]:
+    """The KV cache dtype that the flags and the checkpoint give by this version's rules, and why; None if not known."""
+    checkpoint = run.checkpoint(server)
+    if checkpoint is None:
+        return None, "the checkpoint of an attached server is not read"
+    flag = str(server.params.flags.get("kv_cache_dtype") or "auto")
+    try:
+        found = resolve_kv_cache_dtype(checkpoint, flag, run.version(server), platform=run.platform(server))
+    except WorkbookError as error:
+        return None, str(error)
+    return found.dtype.removeprefix("torch."), found.why
 
 
 def unit_spec(
@@ -92,7 +107,7 @@ def unit_of(run: NotebookRun, server: ServerHandle) -> Measurement | None:
         arguments = {
             "argv": [part.replace("{port}", port) for part in spec.argv],
             "environment": spec.environment,
-            "gpu": bool(run.host()["gpus"]),
+            "gpu": run.platform(server) == "cuda",
             "params": params.model_dump(mode="json"),
             "api_key_env": server.params.api_key_env,
             "ready_timeout_s": server.params.ready_timeout_s,
@@ -125,23 +140,65 @@ def check_rows(unit: Measurement | None) -> list[dict[str, Any]]:
     ]
 
 
-def same_command(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None) -> tuple[bool, str]:
-    """Whether the unit's ExecStart is the launched argv, but for the port."""
-    from lib.deploy.unit import parse_unit
+def _plain_command(argv: Sequence[str]) -> list[str]:
+    """A command line with its port named PORT."""
+    plain = list(argv)
+    if "--port" in plain:
+        plain[plain.index("--port") + 1] = "PORT"
+    return plain
 
-    if unit is None:
-        return False, "there is no unit"
+
+def same_command(launch: LaunchRecord, unit: Measurement) -> tuple[bool, str]:
+    """Whether the unit's ExecStart is the launched argv, but for the port."""
     commands = parse_unit(unit_text(unit)).commands("ExecStart")
-    inside = list(commands[0].argv) if commands else []
-    ran = list(launch.argv)
-    for argv in (inside, ran):
-        if "--port" in argv:
-            argv[argv.index("--port") + 1] = "PORT"
-    return (
-        inside == ran,
-        "ExecStart equals the launched command but for the port"
-        if inside == ran
-        else f"unit: {inside}; launched: {ran}",
+    inside = _plain_command(commands[0].argv) if commands else []
+    ran = _plain_command(launch.argv)
+    return inside == ran, "ExecStart equals the launched command but for the port" if inside == ran else difference(
+        ran, inside
+    )
+
+
+def difference(measured: Sequence[str], deployed: Sequence[str]) -> str:
+    """What two command lines do not share."""
+    only_measured = [part for part in measured if part not in deployed]
+    only_deployed = [part for part in deployed if part not in measured]
+    return f"only in the first: {only_measured or 'nothing'}; only in the second: {only_deployed or 'nothing'}"
+
+
+def _as_measured(run: NotebookRun, launch: LaunchRecord) -> Verdict:
+    """Whether notebook 03 of this run measured exactly the command and environment that 06 runs."""
+    measured = run.earlier().get("03")
+    common: dict[str, Any] = {
+        "id": "as-measured",
+        "claim": "The command and environment are those that notebook 03 of this run measured",
+        "limit": "equal but for the port",
+        "rule": "lib.deploy.rollout",
+    }
+    servers = [s for s in measured.servers if s.origin == "launched"] if measured else []
+    if not servers:
+        return Verdict(
+            status=Status.INCONCLUSIVE, reason="notebook 03 of this run measured no launched server", **common
+        )
+    server = servers[-1]
+    here = identity_of(run.log_file(launch).parent)
+    same = _plain_command(server.argv) == _plain_command(launch.argv) and server.environment == here.environment
+    same_model = server.model == launch.model
+    reason = (
+        "equal but for the port; same model files"
+        if same and same_model
+        else difference(
+            [*_plain_command(server.argv), *(f"{k}={v}" for k, v in server.environment.items())],
+            [*_plain_command(launch.argv), *(f"{k}={v}" for k, v in here.environment.items())],
+        )
+        if not same
+        else "the model's files differ"
+    )
+    return Verdict(
+        status=Status.PASS if same and same_model else Status.FAIL,
+        reason=reason,
+        evidence=[Evidence(path="03.result.json"), run.evidence(run.log_file(launch).parent / "launch.json")],
+        launch_ids=[server.launch_id, launch.launch_id],
+        **common,
     )
 
 
@@ -186,18 +243,17 @@ def verdicts(
     run: NotebookRun, server: ServerHandle, launch: LaunchRecord, unit: Measurement | None, answer: Answer | None
 ) -> list[Verdict]:
     """Unit sound, unit is what ran, KV dtype as planned, answer right, server gone."""
-    params: DeployParams = run.params  # type: ignore[assignment]
     made: list[Verdict] = []
     if unit is not None:
         made += [_unit_sound(run, unit), _verify(run, unit)]
-        same, reason = same_command(run, launch, unit)
+        same, reason = same_command(launch, unit)
         made.append(
             Verdict(
                 id="same-command",
-                claim="The unit starts exactly the command that was measured",
+                claim="The unit starts exactly the command that this notebook ran",
                 status=Status.PASS if same else Status.FAIL,
                 reason=reason,
-                rule="lib.server.flags.launch_argv",
+                rule="lib.deploy.unit",
                 limit="equal but for the port",
                 launch_ids=[launch.launch_id],
                 evidence=[
@@ -206,8 +262,9 @@ def verdicts(
                 ],
             )
         )
+        made.append(_as_measured(run, launch))
     made.append(_ready(run, launch))
-    made.append(_kv_dtype(run, launch, params.kv_cache_dtype))
+    made.append(_kv_dtype(run, server, launch))
     made.append(_smoke(run, launch, answer))
     record = next((r for r in server.launches() if r.launch_id == launch.launch_id), launch)
     if record.stop is not None:
@@ -267,25 +324,27 @@ def _ready(run: NotebookRun, launch: LaunchRecord) -> Verdict:
     return _loads(run, launch)
 
 
-def _kv_dtype(run: NotebookRun, launch: LaunchRecord, planned: str | None) -> Verdict:
+def _kv_dtype(run: NotebookRun, server: ServerHandle, launch: LaunchRecord) -> Verdict:
     found = pools(run, launch)
-    wanted = {"bf16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}.get(planned or "", planned)
+    wanted, why = planned_dtype(run, server)
     common: dict[str, Any] = {
         "id": "kv-dtype",
-        "claim": f"The KV cache is allocated as planned ({planned or 'whatever the checkpoint says'})",
-        "limit": wanted or "known",
+        "claim": "The KV cache is allocated as the flags and the checkpoint give it",
+        "limit": wanted or "not known",
         "rule": "the pool line of this launch's log",
         "launch_ids": [launch.launch_id],
     }
-    if not found or found[0].dtype is None:
+    if not found or any(p.dtype is None for p in found):
         return Verdict(status=Status.INCONCLUSIVE, reason="no line of this launch tells the dtype", **common)
     names = {(p.dtype or "").removeprefix("torch.") for p in found}
     evidence = [run.evidence(run.log_file(launch), p.line_no, p.line) for p in found]
-    status = Status.PASS if not wanted or names == {wanted} else Status.FAIL
+    measured = Measured(value=", ".join(sorted(names)), reason="read")
+    if wanted is None:
+        return Verdict(status=Status.INCONCLUSIVE, measured=measured, reason=why, evidence=evidence, **common)
     return Verdict(
-        status=status,
-        measured=Measured(value=", ".join(sorted(names)), reason="read"),
-        reason=f"allocated: {', '.join(sorted(names))}",
+        status=Status.PASS if names == {wanted} else Status.FAIL,
+        measured=measured,
+        reason=f"planned {wanted} ({why}); allocated {', '.join(sorted(names))}",
         evidence=evidence,
         **common,
     )
@@ -300,7 +359,7 @@ def _smoke(run: NotebookRun, launch: LaunchRecord, answer: Answer | None) -> Ver
         "launch_ids": [launch.launch_id],
     }
     if answer is None:
-        return Verdict(status=Status.INCONCLUSIVE, reason="it never answered", **common)
+        return no_answer(run, common)
     wrong = answer.degenerate or (f"it says {answer.text[:40]!r}" if answer.correct is False else None)
     return Verdict(
         status=Status.FAIL if wrong else Status.PASS,
@@ -310,37 +369,54 @@ def _smoke(run: NotebookRun, launch: LaunchRecord, answer: Answer | None) -> Ver
     )
 
 
+def notebook_states(run: NotebookRun) -> dict[str, str]:
+    """What the run's index says of the other notebooks: done, failed, not_run ...; empty outside a run."""
+    file = run.folder / "result.json"
+    if not file.exists():
+        return {}
+    index = RunResult.model_validate_json(file.read_text())
+    return {n.notebook: n.state for n in index.notebooks if n.notebook != run.number and n.notebook in index.selected}
+
+
 def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict]) -> Path:
     """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence."""
     params: DeployParams = run.params  # type: ignore[assignment]
     here = run.evidence(run.log_file(launch).parent / "launch.json")
-    instructions: list[Any] = []
+    instructions: list[Any] = [(recommendation(run, unit, made), Evidence(path=f"{run.number}.result.json"))]
     if unit is not None:
         name = unit.json("check.json")["unit"]
         file = run.evidence(unit.folder / name)
-        instructions = [
-            (
-                f"Copy {name} to /etc/systemd/system/ as root, then: systemctl daemon-reload && systemctl enable --now {params.service}",
-                file,
-            ),
-            (
-                f"Read only the current start: journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID {params.service})",
-                file,
-            ),
+        install = f"systemctl daemon-reload && systemctl enable --now {params.service}"
+        current = f"journalctl _SYSTEMD_INVOCATION_ID=$(systemctl show -P InvocationID {params.service})"
+        instructions += [
+            (f"To install: copy {name} to /etc/systemd/system/ as root, then {install}", file),
+            (f"Read the current start only: {current}", file),
             ("Stop an old server by its unit or its process identity, never by the name of a program", here),
         ]
     earlier = list(run.earlier().values())
     done: list[Any] = [(f"{r.title}: {r.recommendation}", Evidence(path=f"{r.notebook}.result.json")) for r in earlier]
+    for number, state in notebook_states(run).items():
+        if state != "done":
+            done.append((f"Notebook {number}: {state.replace('_', ' ')}", Evidence(path="result.json")))
     done.append((f"Ran the configuration as launch {launch.launch_id} ({launch.state})", here))
     text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made], done)
     return local.write_atomic(run.folder / "state.md", text)
 
 
-def recommendation(made: Sequence[Verdict]) -> str:
-    """Deploy, or what stands against it."""
+#: What must have passed before a unit may be installed.
+NEEDED = ("unit-lint", "same-command", "loads", "kv-dtype", "smoke", "gone")
+
+
+def recommendation(run: NotebookRun, unit: Measurement | None, made: Sequence[Verdict]) -> str:
+    """Deploy, or what stands against it: here, in an earlier notebook of this run, or because something was not proven."""
+    status = {v.id: v.status for v in made}
     bad = [v.id for v in made if v.status in (Status.FAIL, Status.INVALID, Status.ERROR)]
-    return (
-        f"Do not deploy yet: {', '.join(bad)}."
-        if bad
-        else "This configuration ran and was verified: the unit may be installed (see state.md)."
-    )
+    missing = [name for name in NEEDED if status.get(name) != Status.PASS and name not in bad]
+    open_notebooks = [f"{n} ({s.replace('_', ' ')})" for n, s in notebook_states(run).items() if s != "done"]
+    if unit is None:
+        return "There is nothing to deploy: the server is attached."
+    if bad or missing:
+        return f"Do not deploy yet: {', '.join([*bad, *(f'{m} (not proven)' for m in missing)])}."
+    if open_notebooks:
+        return f"This configuration ran and was verified, but notebooks of this run are missing: {', '.join(open_notebooks)}."
+    return "This configuration ran and was verified: the unit may be installed (see state.md)."

@@ -100,7 +100,7 @@ def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
             api=params.api,
             seed=params.seed,
             vocab_size=vocab,
-            gap_timeout_s=params.request_timeout_s,
+            gap_timeout_s=params.gap_timeout_s,
             api_key_env=server.params.api_key_env,
             calibration_file=str(calibrated.folder / "calibration.json"),
         )

@@ -96,11 +96,12 @@ class StopProof(Record):
     processes_left: list[int]
     port_free: bool
     gpu_memory: str
+    gpu_mib_left: int = 0
 
     @property
     def gone(self) -> bool:
-        """True if no process is left and the port is free."""
-        return not self.processes_left and self.port_free
+        """True if no process is left, the port is free, and no GPU memory is held by its processes."""
+        return not self.processes_left and self.port_free and self.gpu_mib_left == 0
 
 
 class LaunchRecord(Record):
@@ -227,6 +228,7 @@ class Server:
         pgid = int(status.get("pgid") or -1)
         left = self._wait_gone(family, pgid)
         status = self.status()
+        gpu_words, gpu_left = _gpu_proof(family, gpu_before)
         signals = [name for name, stamp in (("SIGTERM", "sigterm_at"), ("SIGKILL", "sigkill_at")) if stamp in status]
         proof = StopProof(
             signals=signals,
@@ -234,7 +236,8 @@ class Server:
             exit_code=status.get("exit_code"),
             processes_left=left,
             port_free=not local.port_is_held(self.record.port),
-            gpu_memory=_gpu_proof(family, gpu_before),
+            gpu_memory=gpu_words,
+            gpu_mib_left=gpu_left,
         )
         state = self.record.state if self.record.state != "ready" else "stopped"
         self._update(state=state, stop=proof, exit_code=proof.exit_code)
@@ -410,14 +413,15 @@ def _redact_argv(argv: list[str]) -> list[str]:
     return ["REDACTED" if i and argv[i - 1] in secret else part for i, part in enumerate(argv)]
 
 
-def _gpu_proof(family: list[ProcessId], before: dict[int, int]) -> str:
+def _gpu_proof(family: list[ProcessId], before: dict[int, int]) -> tuple[str, int]:
+    """What shows that the GPU memory came back, and how many MiB the server's processes still hold."""
     if not before:
-        rows, reason = local.gpus()
-        return reason or "the server held no GPU memory before it was stopped"
+        _, reason = local.gpus()
+        return reason or "the server held no GPU memory before it was stopped", 0
     pids = {process.pid for process in family}
     held_before = sum(mib for pid, mib in before.items() if pid in pids)
     after = sum(mib for pid, mib in local.gpu_processes().items() if pid in pids)
-    return f"{held_before} MiB held before, {after} MiB after"
+    return f"{held_before} MiB held before, {after} MiB after", after
 
 
 class _Waiter:

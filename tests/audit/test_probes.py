@@ -91,4 +91,4 @@ def test_nan_is_an_error_and_not_a_number(tmp_path: Path, bad: Any) -> None:
 def test_raw_scores_are_json(tmp_path: Path) -> None:
     """What is written can be read by anybody."""
     score(tmp_path, Control())
-    assert json.loads((tmp_path / "scores-d.json").read_text())["name"] == "d"
+    assert json.loads((tmp_path / "scores-00.json").read_text())["name"] == "d"
