@@ -22,6 +22,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,7 @@ class Stamp(Record):
     launch_id: str | None
     started: str
     seconds: float
+    commit: str | None = None
     checks: list[str] = []
     invalid: str | None = None
     error: str | None = None
@@ -275,7 +277,8 @@ class NotebookRun:
         if handle.attached:
             return None
         path = None if self.offline else handle.spec.model_path
-        read = self.measure("checkpoint", None, _write_checkpoint, model_path=path)
+        model = None if self.offline else handle.spec.model
+        read = self.measure("checkpoint", None, _write_checkpoint, context=model, model_path=path)
         return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
 
     def version(self, handle: ServerHandle) -> str:
@@ -313,6 +316,7 @@ class NotebookRun:
         function: Callable[..., None],
         keep_errors: bool = False,
         any_server: bool = False,
+        context: Any = None,
         **arguments: Any,
     ) -> Measurement:
         """Takes a measurement once and keeps its raw files.
@@ -322,13 +326,17 @@ class NotebookRun:
             handle: the server it is taken on, or None if none is needed.
             function: called as `function(folder, **arguments)` or `function(server, folder, **arguments)`; writes raw files.
             any_server: what one server gave is good for all (a text as token ids), so another server's record is reused.
+            context: what else the record depends on (files' hashes, versions); another context is another measurement.
             keep_errors: a WorkbookError is kept in the stamp instead of raised, so that the next measurement goes on.
 
         Returns:
             The measurement. Its stamp is `invalid` if the server before and after was not the same one.
         """
         folder = self.raw / name
-        key = hashlib.sha256(json.dumps(arguments, sort_keys=True, default=str).encode()).hexdigest()[:16]
+        machine = None if handle and not any_server else socket.gethostname()
+        key = hashlib.sha256(
+            json.dumps([arguments, context, machine], sort_keys=True, default=str).encode()
+        ).hexdigest()[:16]
         stamp = self._recorded(folder, key, None if any_server else handle, any_server)
         if stamp is None and self.offline:
             raise NotMeasured(
@@ -374,23 +382,28 @@ class NotebookRun:
         try:
             if server is not None:
                 checks += [f"before: {c}" for c in server.check_identity()]
-            with self.inside_server():
-                function(*([server] if server is not None else []), folder, **arguments)
+                with self.inside_server():
+                    function(server, folder, **arguments)
+            else:
+                function(folder, **arguments)
         except IdentityError as problem:
-            invalid = str(problem)
+            error, invalid = self._died(server), str(problem)
         except WorkbookError as problem:
+            error = self._died(server) or f"{type(problem).__name__}: {problem}"
             if not keep_errors:
                 raise
-            error = f"{type(problem).__name__}: {problem}"
-        if server is not None and invalid is None:
+        if server is not None and invalid is None and error is None:
             try:
                 checks += [f"after: {c}" for c in server.check_identity()]
             except (IdentityError, ServerError) as problem:
-                invalid = str(problem)
+                error, invalid = self._died(server), str(problem)
+        if error is not None:
+            invalid = None  # a server that died under the measurement is a crash, not somebody else's server
         stamp = Stamp(
             name=name,
             arguments_key=key,
             server_key=handle.key if handle else None,
+            commit=_git()[0],
             launch_id=server.launch_id if server else None,
             started=started,
             seconds=round(time.monotonic() - began, 3),
@@ -400,6 +413,16 @@ class NotebookRun:
         )
         local.write_atomic(folder / "stamp.json", stamp.model_dump_json(indent=1))
         return stamp
+
+    def _died(self, server: Answering | None) -> str | None:
+        """The cause in the log if this server's process has ended, else None."""
+        if not isinstance(server, Server):
+            return None
+        record = server.record
+        if record.pid is None or record.pid_start_time is None or ProcessId(record.pid, record.pid_start_time).alive():
+            return None
+        code = server.status().get("exit_code")
+        return f"ServerDied: the server ended with exit code {code}: {launching.failure_sentence(server.folder, code)}"
 
     # evidence and records ------------------------------------------------------------------------------------------
     def path(self, file: Path) -> str:

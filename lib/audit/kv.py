@@ -73,6 +73,7 @@ class Audit:
                 tokenize_documents,
                 any_server=True,
                 keep_errors=True,
+                context=None if self.run.offline or handle.attached else handle.spec.model,
                 documents=list(self.params.documents),
                 tokens=self.params.document_tokens,
             )

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-
 from lib.errors import BadInput, ServerError
 from lib.hosts import local
 from lib.report.progress import progress_bar

@@ -183,7 +183,12 @@ def inventory_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
         )
         return {"reason": "attached server", "distributions": [], "torch": {}, "python": "", "host": run.host()}
     python = None if run.offline else str(resolve_python(server.params.python))
-    return dict(run.measure("inventory", None, take_inventory, python=python).json("inventory.json"))
+    packages = (
+        None
+        if python is None
+        else [str(f.stat().st_mtime_ns) for f in Path(python).parents[1].glob("lib/python*/site-packages")]
+    )
+    return dict(run.measure("inventory", None, take_inventory, context=packages, python=python).json("inventory.json"))
 
 
 def distribution_rows(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:

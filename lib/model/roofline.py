@@ -6,7 +6,7 @@ ceiling is never reached. Source: the memory-bound decode model (arithmetic inte
 
 from __future__ import annotations
 
-from lib.records import Measured, Record
+from lib.records import Record
 
 
 class DecodeCeiling(Record):
@@ -45,19 +45,4 @@ def decode_ceiling(
         bandwidth_bytes_per_s=bandwidth_bytes_per_s,
         step_s=step,
         output_tokens_per_s=concurrency / step,
-    )
-
-
-def share_of_ceiling(measured: Measured, ceiling: DecodeCeiling) -> Measured:
-    """Measured throughput over the ceiling, with the measured interval."""
-    if not isinstance(measured.value, (int, float)):
-        return Measured(value=None, reason=measured.reason or "not measured")
-    top = ceiling.output_tokens_per_s
-    return Measured(
-        value=measured.value / top,
-        unit="frac",
-        n=measured.n,
-        low=measured.low / top if measured.low is not None else None,
-        high=measured.high / top if measured.high is not None else None,
-        reason=measured.reason,
     )

@@ -67,7 +67,7 @@ def _try(
         candidate.id, candidate.flags, candidate.environment, False, ready_timeout_s=candidate.ready_timeout_s
     )
     launch = run.try_launch(handle)
-    answer = scores = None
+    answer, failed, scores = None, None, None
     if launch.ready_s is not None:
         known = run.profile.known_answer
         asked = run.measure(
@@ -78,24 +78,39 @@ def _try(
             prompt=known.prompt,
             max_new_tokens=known.max_new_tokens,
         )
-        answer = read_answer(asked.json("answer.json"), known.expect) if asked.ok else None
-        scores = _score(run, params, handle, candidate)
+        failed = None if asked.ok else asked
+        if asked.ok:
+            answer = read_answer(asked.json("answer.json"), known.expect)
+            scores = _score(run, params, handle, candidate)
+        failed = failed or (scores if scores is not None and not scores.ok else None)
         handle.stop()
         launch = next(r for r in run.launch_records() if r.launch_id == launch.launch_id)
     compared = None
     if scores is not None and scores.ok and reference is not None and reference.ok:
         compared = compare_scores(read_scores(reference.folder), read_scores(scores.folder), params.text_tokens)
-    is_reference = candidate.id == params.reference
-    trial = judge(run, params, candidate, launch, answer, scores, compared, is_reference)
+    trial = judge(run, params, candidate, launch, answer, failed, compared)
     return Tried(candidate=candidate, launch=launch, answer=answer, comparison=compared, trial=trial), scores
 
 
 def _score(run: NotebookRun, params: SweepParams, handle: ServerHandle, candidate: Candidate) -> Measurement:
     documents = run.measure(
-        "documents", handle, tokenize_documents, any_server=True, documents=[GATE_TEXT], tokens=params.text_tokens
+        "documents",
+        handle,
+        tokenize_documents,
+        any_server=True,
+        keep_errors=True,
+        context=None if run.offline else handle.spec.model,
+        documents=[GATE_TEXT],
+        tokens=params.text_tokens,
     )
+    if not documents.ok:
+        return documents
     return run.measure(
-        f"{candidate.id}/scores", handle, score_documents, keep_errors=True, documents=documents.json("documents.json")
+        f"{candidate.id}/scores",
+        handle,
+        score_documents,
+        keep_errors=True,
+        documents=documents.json("documents.json"),
     )
 
 
@@ -105,12 +120,18 @@ def judge(
     candidate: Candidate,
     launch: LaunchRecord,
     answer: Answer | None,
-    scores: Measurement | None,
+    failed: Measurement | None,
     compared: ScoreComparison | None,
-    is_reference: bool,
 ) -> Trial:
-    """The trial of one candidate: its outcome, the reason, and the line of the log that shows it."""
+    """The trial of one candidate: its outcome, the reason, and what shows it.
+
+    Args:
+        answer: its known answer, None if it never gave one.
+        failed: the first request that failed on it, None if none did.
+        compared: its log-probabilities against the reference's; for the reference itself, against itself.
+    """
     log_file = run.log_file(launch)
+    is_reference = candidate.id == params.reference
     values: dict[str, Measured] = {
         "ready_s": Measured(
             value=launch.ready_s, unit="s", n=1 if launch.ready_s else None, reason=_start_reason(launch)
@@ -122,38 +143,39 @@ def judge(
             reason="against the reference" if compared else "no scores to compare",
         ),
     }
+    asked = ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items()) or "as the profile"
     common: dict[str, Any] = {
         "id": candidate.id,
-        "what": ", ".join(f"{k}={v}" for k, v in {**candidate.flags, **candidate.environment}.items())
-        or "as the profile",
+        "what": asked,
         "launch_ids": [launch.launch_id],
         "seconds": launch.ready_s or launch.ended_s,
+        "values": values,
     }
     if launch.ready_s is None:
         outcome, reason, evidence = failed_launch(run, launch)
-        return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
-    invalid = scores.stamp.invalid if scores else None
-    if invalid:
-        return Trial(
-            outcome="identity_mismatch", reason=invalid, evidence=[run.evidence(log_file)], values=values, **common
-        )
-    if scores is not None and scores.stamp.error:
-        return Trial(
-            outcome="garbage" if "NaN" in scores.stamp.error else "crashes",
-            reason=scores.stamp.error,
-            evidence=[run.evidence(scores.folder / "stamp.json"), run.evidence(log_file)],
-            values=values,
-            **common,
-        )
+        return Trial(outcome=outcome, reason=reason, evidence=[evidence], **common)
+    if failed is not None:
+        proof = [run.evidence(failed.folder / "stamp.json"), run.evidence(log_file)]
+        if failed.stamp.invalid:
+            return Trial(outcome="identity_mismatch", reason=failed.stamp.invalid, evidence=proof, **common)
+        outcome = "garbage" if "NaN" in (failed.stamp.error or "") else "crashes"
+        return Trial(outcome=outcome, reason=failed.stamp.error, evidence=proof, **common)
     quality = _quality(answer, compared, params.limit_nats, is_reference)
-    ignored, evidence = not_honoured(run, candidate.flags, launch)
     if quality:
         outcome, reason = quality
-    elif ignored:
-        outcome, reason = "silently_ignored", ignored
-    else:
-        outcome, reason = "works", _works_reason(answer, compared, is_reference)
-    return Trial(outcome=outcome, reason=reason, evidence=[evidence], values=values, **common)
+        source = (
+            run.raw
+            / candidate.id
+            / ("answer/answer.json" if outcome == "garbage" and answer else "scores/scores-00.json")
+        )
+        return Trial(outcome=outcome, reason=reason, evidence=[run.evidence(source), run.evidence(log_file)], **common)
+    ignored, evidence = not_honoured(run, candidate.flags, launch)
+    if ignored:
+        return Trial(outcome="silently_ignored", reason=ignored, evidence=[evidence], **common)
+    if not is_reference and compared is None:
+        reason = "it serves, but the reference gave no scores to compare with"
+        return Trial(outcome="not_enough_data", reason=reason, evidence=[evidence], **common)
+    return Trial(outcome="works", reason=_works_reason(answer, compared, is_reference), evidence=[evidence], **common)
 
 
 def _start_reason(launch: LaunchRecord) -> str:
@@ -179,19 +201,31 @@ def failed_launch(run: NotebookRun, launch: LaunchRecord) -> tuple[str, str, Evi
 
 
 def not_honoured(run: NotebookRun, flags: Mapping[str, Any], launch: LaunchRecord) -> tuple[str | None, Evidence]:
-    """Which asked backend the server did not run, by its own log; `/server_info` repeats what was asked and is no proof."""
+    """Which asked backend the server did not run, by its own log; `/server_info` repeats what was asked and is no proof.
+
+    Only a line or a trace in the log convicts; that no line contradicts a flag is no proof that it was honoured.
+    """
     file = run.log_file(launch)
     log = run.log(launch)
+    asked_of = asked_backends(flags)
     for backend in log.backends if log else []:
-        asked = flags.get(backend.kind)
+        asked = asked_of.get(backend.kind)
         if asked and backend.taken and backend.taken != asked and backend.known_by in ("line", "trace"):
             info = run.server_info(launch) or {}
             repeats = f"; /server_info still says {info.get(backend.kind)}" if info.get(backend.kind) == asked else ""
-            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", run.evidence(
-                file, backend.line_no, backend.line
-            )
+            evidence = run.evidence(file, backend.line_no, backend.line)
+            return f"{backend.kind} {asked} was asked, {backend.taken} runs{repeats}", evidence
+    for notice in log.notices if log else []:
+        if notice.id == "backend_ignored":
+            return notice.text, run.evidence(file, notice.line_no, notice.line)
     ready = log.ready if log else None
     return None, run.evidence(file, ready.line_no if ready else None, ready.line if ready else None)
+
+
+def asked_backends(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags under the names that /server_info and the log reader use (`fp4_gemm_backend` is `fp4_gemm_runner_backend` there)."""
+    other = {"fp4_gemm_backend": "fp4_gemm_runner_backend", "fp8_gemm_backend": "fp8_gemm_runner_backend"}
+    return {other.get(name, name): value for name, value in flags.items()}
 
 
 def _quality(
@@ -226,7 +260,9 @@ def verdicts(run: NotebookRun, tried: Sequence[Tried]) -> list[Verdict]:
     made = [
         Verdict(
             id=t.trial.id,
-            claim=f"{t.trial.what} serves, runs what was asked, and computes what {params.reference} computes",
+            claim=f"{t.trial.what} serves, nothing in its log contradicts the flag, and it computes what {params.reference} computes"
+            if t.candidate.id != params.reference
+            else f"{t.trial.what}, the reference, serves and gives the known answer",
             status=t.trial.status,
             measured=t.trial.values["mean_absolute"] if t.comparison else None,
             limit=f"mean |difference| at most {params.limit_nats:g} nat/token",
@@ -326,7 +362,7 @@ def honoured_rows(run: NotebookRun, tried: Sequence[Tried]) -> list[dict[str, An
         log = run.log(one.launch)
         info = run.server_info(one.launch) or {}
         taken = {b.kind: b for b in log.backends} if log else {}
-        for flag, asked in one.candidate.flags.items():
+        for flag, asked in asked_backends(one.candidate.flags).items():
             backend = taken.get(flag)
             rows.append(
                 {
