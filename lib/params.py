@@ -9,15 +9,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lib.errors import BadParams
+from lib.server.redact import is_secret_name
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS: dict[str, str] = {
@@ -86,7 +87,7 @@ class BuildParams(NotebookParams):
 class Candidate(_Params):
     """One row of the sweep: flags and environment on top of the profile's."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9_.=+-]+$")
+    id: str = Field(pattern=r"^(?!documents$|servers$)[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*$")
     flags: dict[str, FlagValue] = {}
     environment: dict[str, str] = {}
     ready_timeout_s: float | None = Field(default=None, gt=0)
@@ -116,10 +117,16 @@ class BenchmarkParams(NotebookParams):
     seed: int = 42
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
-    gap_timeout_s: float = Field(default=120.0, gt=0, description="a stream in which no byte comes for longer has failed")
-    bandwidth_bytes_per_s: float | None = Field(default=None, gt=0, description="of one device; None: measured on a CPU")
+    gap_timeout_s: float = Field(
+        default=120.0, gt=0, description="a stream in which no byte comes for longer has failed"
+    )
+    bandwidth_bytes_per_s: float | None = Field(
+        default=None, gt=0, description="of one device; None: measured on a CPU"
+    )
     active_weight_bytes: float | None = Field(
-        default=None, gt=0, description="weights that one decode step reads on one device; None: all of a dense checkpoint"
+        default=None,
+        gt=0,
+        description="weights that one decode step reads on one device; None: all of a dense checkpoint",
     )
 
 
@@ -150,7 +157,9 @@ class AuditParams(NotebookParams):
         default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
     )
     chunked_prefill_size: int | None = Field(
-        default=None, ge=16, description="prefill chunk of every arm; tokens of the first chunk read no KV pool on most backends"
+        default=None,
+        ge=16,
+        description="prefill chunk of every arm; tokens of the first chunk read no KV pool on most backends",
     )
 
 
@@ -243,18 +252,22 @@ def _fields_at(model: Any, loc: tuple[Any, ...]) -> list[str]:
         if isinstance(part, int):
             continue
         field = getattr(model, "model_fields", {}).get(part)
-        inner = list(getattr(field.annotation, "__args__", ()) if field else ()) + (
-            [field.annotation] if field else []
-        )
+        inner = list(getattr(field.annotation, "__args__", ()) if field else ()) + ([field.annotation] if field else [])
         model = next((a for a in inner if isinstance(a, type) and issubclass(a, BaseModel)), model)
     return list(getattr(model, "model_fields", {}))
 
 
 def load_profile(
-    profile: str, server: Mapping[str, Any] | None = None, known_answer: Mapping[str, Any] | None = None
+    profile: str,
+    server: Mapping[str, Any] | None = None,
+    known_answer: Mapping[str, Any] | None = None,
+    source: Path | None = None,
 ) -> Profile:
-    """The profile, with the notebook's `server` and `known_answer` keys laid over it (flags and environment key by key)."""
-    path = profile_folder(profile) / "profile.yaml"
+    """The profile, with the notebook's `server` and `known_answer` keys laid over it (flags and environment key by key).
+
+    `source` names its file where it is not the profile's own (a run's copy, for rebuilding).
+    """
+    path = source or profile_folder(profile) / "profile.yaml"
     data = read_yaml(path)
     base = dict(data.get("server") or {})
     for key, value in (server or {}).items():
@@ -263,6 +276,7 @@ def load_profile(
     data["server"] = base
     data["known_answer"] = {**(data.get("known_answer") or {}), **(known_answer or {})}
     loaded: Profile = validated(Profile, data, f"{path} with the notebook's server keys")
+    refuse_secrets(loaded.server, str(path))
     if loaded.server.attach is None and loaded.server.model is None:
         raise BadParams(
             "server.model (a checkpoint folder) or server.attach (the URL of a running server)",
@@ -270,6 +284,24 @@ def load_profile(
             f"edit {path}",
         )
     return loaded
+
+
+def refuse_secrets(server: ServerParams, where: str) -> None:
+    """Refuses secrets in parameters: files of a run carry them (notebooks, results, pages).
+
+    Raises:
+        BadParams: names the keys, never the values.
+    """
+    found = [f"flags.{name}" for name, value in server.flags.items() if value and is_secret_name(name)]
+    found += [f"environment.{name}" for name, value in server.environment.items() if value and is_secret_name(name)]
+    if server.attach and urlsplit(server.attach).username:
+        found.append("attach (user and password in the URL)")
+    if found:
+        raise BadParams(
+            f"no secret in {where}",
+            f"secrets in {', '.join(found)}",
+            "export them, and name the API key's variable in server.api_key_env",
+        )
 
 
 def load_notebook(profile: str, number: str) -> dict[str, Any]:
@@ -286,10 +318,14 @@ def load_notebook(profile: str, number: str) -> dict[str, Any]:
     return data
 
 
-def notebook_params(number: str, namespace: Mapping[str, Any]) -> Any:
+def notebook_params(number: str, namespace: Mapping[str, Any], strict: bool = True) -> Any:
     """The parameters that a running notebook has in its namespace (defaults of its cell, then papermill's), checked.
 
-    Any other plain variable there is an unknown parameter (papermill injects it with a warning only): it is refused.
+    Args:
+        number: the notebook's number.
+        namespace: its globals.
+        strict: any other plain variable there is an unknown parameter (papermill injects it with a warning only) and is
+            refused. False in a kernel that has run cells before: then variables of later cells are there too.
     """
     model = MODELS[number]
     hidden = {"In", "Out", "PAPERMILL_INPUT_PATH", "PAPERMILL_OUTPUT_PATH"}
@@ -298,8 +334,7 @@ def notebook_params(number: str, namespace: Mapping[str, Any]) -> Any:
         for name, value in namespace.items()
         if not name.startswith("_")
         and name not in hidden
-        and not callable(value)
-        and not isinstance(value, types.ModuleType)
+        and (strict or name in model.model_fields)
         and isinstance(value, (bool, int, float, str, list, dict, tuple, type(None)))
     }
     return validated(model, plain, f"the parameters of notebook {number}")

@@ -24,7 +24,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
+import yaml
 
 from lib import __version__
 from lib.errors import BadInput, IdentityError, NotMeasured, ServerDied, ServerError, WorkbookError
@@ -57,6 +57,7 @@ from lib.server.control import Control
 from lib.server.launch import LaunchRecord, Server, ServerSpec
 from lib.server.log import read_log
 from lib.server.log_records import ServerLog
+from lib.server.redact import redact_object
 from lib.server.spec import server_spec
 
 
@@ -187,7 +188,7 @@ class NotebookRun:
 
     def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool) -> None:
         self.number, self.params, self.folder, self.offline = number, params, folder, offline
-        self.profile: Profile = load_profile(params.profile, params.server, params.known_answer)
+        self.profile: Profile = self._load_profile()
         self.raw = folder / "raw" / number
         self.raw.mkdir(parents=True, exist_ok=True)
         self._began = time.monotonic()
@@ -198,6 +199,15 @@ class NotebookRun:
         self._used: list[str] = []
         self.skipped: list[str] = []
         atexit.register(self.close)
+
+    def _load_profile(self) -> Profile:
+        """The profile as this notebook resolves it; offline it is the run's own copy, so that a rebuild changes nothing."""
+        copy = self.folder / "params" / f"{self.number}.profile.yaml"
+        if self.offline and copy.exists():
+            return load_profile(self.params.profile, source=copy)
+        profile = load_profile(self.params.profile, self.params.server, self.params.known_answer)
+        local.write_atomic(copy, yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
+        return profile
 
     # servers -------------------------------------------------------------------------------------------------------
     def server(
@@ -452,18 +462,21 @@ class NotebookRun:
         return found
 
     def provenance(self) -> Provenance:
-        """What produces this result: commit, Python, packages, parameters, machine."""
+        """What produces this result: commit, Python, packages, parameters, and the machine of the measurements."""
         commit, dirty = _git()
         packages = sorted(f"{d.metadata['Name']}=={d.version}" for d in importlib.metadata.distributions())
+        params = redact_object(
+            {**self.params.model_dump(mode="json"), "resolved": self.profile.model_dump(mode="json")}
+        )
         return Provenance(
             commit=commit,
             dirty=dirty,
             workbook_version=__version__,
             python=platform.python_version(),
             packages_sha256=hashlib.sha256("\n".join(packages).encode()).hexdigest(),
-            params_sha256=sha256_of(self.params),
-            params=self.params.model_dump(mode="json"),
-            host=local.describe(),
+            params_sha256=sha256_of(params),
+            params=params,
+            host=self.host(),
         )
 
     def finish(
@@ -477,16 +490,14 @@ class NotebookRun:
     ) -> NotebookResult:
         """Stops every server and writes NN.result.json; the notebook's last act."""
         self.close()
+        timing = self._timing()
         result = NotebookResult(
             notebook=self.number,
             title=title,
             question=question,
             run_id=self.folder.name,
             profile=self.params.profile,
-            started=self._started,
-            ended=_now(),
-            seconds=round(time.monotonic() - self._began, 2),
-            server_seconds=round(self._server_s, 2),
+            **timing,
             provenance=self.provenance(),
             servers=self.identities(),
             predictions=list(predictions),
@@ -498,6 +509,20 @@ class NotebookRun:
         local.write_atomic(self.folder / f"{self.number}.result.json", result.model_dump_json(indent=1))
         self.say("done")
         return result
+
+    def _timing(self) -> dict[str, Any]:
+        """When and how long it ran, and how much of that inside a server; a rebuild keeps the first measurement's (raw)."""
+        file = self.raw / "timing.json"
+        if self.offline and file.exists():
+            return dict(json.loads(file.read_text()))
+        timing = {
+            "started": self._started,
+            "ended": _now(),
+            "seconds": round(time.monotonic() - self._began, 2),
+            "server_seconds": round(self._server_s, 2),
+        }
+        local.write_atomic(file, json.dumps(timing))
+        return timing
 
     def close(self) -> None:
         """Stops every server that this notebook launched (unless params say `keep`)."""
@@ -516,6 +541,10 @@ class NotebookRun:
         return found
 
 
+#: The run that this kernel has open.
+OPEN: list[NotebookRun] = []
+
+
 def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
     """Checks the parameters in a notebook's namespace and opens its run folder.
 
@@ -525,7 +554,9 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
     Raises:
         BadParams: unknown or wrong parameters, all named at once.
     """
-    params = notebook_params(number, namespace)
+    for earlier in OPEN:
+        earlier.close()  # the cells are run again in the same kernel: its servers must not share the machine
+    params = notebook_params(number, namespace, strict=not OPEN)
     folder = _run_folder(params.profile, namespace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -533,7 +564,9 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
         raise BadInput(
             f"a folder for results at {folder}", str(error), "free space, or choose another folder"
         ) from error
-    return NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
+    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
+    OPEN[:] = [run]
+    return run
 
 
 def _run_folder(profile: str, namespace: Mapping[str, Any]) -> Path:
@@ -605,6 +638,3 @@ def measured_seconds(value: float | None, reason: str = "not reached") -> Measur
     return Measured(
         value=value, unit="s", n=1 if value is not None else None, reason=reason if value is None else "one run"
     )
-
-
-PYTHON = sys.executable

@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import errno
 import fcntl
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -25,7 +28,7 @@ import yaml
 from pydantic import ValidationError
 from tqdm import tqdm
 
-from lib.errors import BadInput, Busy, WorkbookError
+from lib.errors import BadInput, Busy, NotStopped, WorkbookError
 from lib.hosts import local
 from lib.params import NOTEBOOKS, ROOT, load_notebook
 from lib.records import NotebookResult, NotebookState, RunResult, Status
@@ -66,11 +69,13 @@ class Chain:
         self.profile, self.folder, self.offline = profile, folder, offline
         self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self.selected: list[str] = []
+        self.earlier_s = 0.0
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
         if (folder / "result.json").exists():
             earlier = read_run(folder)
             self.started = earlier.started
             self.selected = earlier.selected
+            self.earlier_s = 0.0 if offline else earlier.seconds or 0.0
             self.states.update({state.notebook: state for state in earlier.notebooks})
 
     def run(self, numbers: Sequence[str], params: dict[str, dict[str, Any]]) -> RunResult:
@@ -107,12 +112,15 @@ class Chain:
         began = time.monotonic()
         output = self.folder / f"{number}.ipynb"
         result_file = self.folder / f"{number}.result.json"
-        result_file.unlink(missing_ok=True)
+        kept = result_file.with_name(f"{number}.result.earlier.json")
+        if result_file.exists():
+            result_file.replace(kept)
         me = local.process_id(os.getpid())
         environment = {
             "WORKBOOK_RUN_DIR": str(self.folder.resolve()),
             "WORKBOOK_OWNER": f"{me.pid}:{me.start_time}" if me else "",
             "WORKBOOK_OFFLINE": "1" if self.offline else "0",
+            "WORKBOOK_SOCKETS": tempfile.mkdtemp(prefix="workbook-"),
         }
         reader, writer = multiprocessing.Pipe(duplex=False)
         source = ROOT / "notebooks" / f"{NOTEBOOKS[number]}.ipynb"
@@ -120,12 +128,18 @@ class Chain:
             target=_execute,
             args=(source, output, params, environment, writer),
             name=NOTEBOOKS[number],
+            daemon=True,
         )
         child.start()
         writer.close()
-        error = self._wait(child, reader, title)
+        try:
+            error = self._wait(child, reader, title)
+        finally:
+            shutil.rmtree(environment["WORKBOOK_SOCKETS"], ignore_errors=True)
         if error is None:
             error = _invalid_result(result_file)
+        if error is None:
+            kept.unlink(missing_ok=True)
         return NotebookState(
             notebook=number,
             state="failed" if error else "done",
@@ -149,9 +163,9 @@ class Chain:
                 if reader.poll():
                     return str(reader.recv())
             return None if child.exitcode == 0 else f"the notebook's process ended with {child.exitcode}"
-        except KeyboardInterrupt:
-            line.show("interrupted, ending the server", now=True)
+        except BaseException:  # whatever it is: first the child and its server, then words
             self._end(child)
+            line.show("interrupted; its server is ended", now=True)
             raise
         finally:
             progress.unlink(missing_ok=True)
@@ -159,7 +173,8 @@ class Chain:
 
     def _end(self, child: Any) -> None:
         """Ends a notebook's child and waits until every server below the run's folder is gone."""
-        previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave a server behind
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        previous = [signal.signal(n, signal.SIG_IGN) for n in numbers]  # a second Ctrl-C must not leave a server behind
         try:
             child.terminate()
             child.join(INTERRUPT_DEADLINE_S)
@@ -168,7 +183,8 @@ class Chain:
                 child.join()
             wait_servers_gone(self.folder, 20.0)
         finally:
-            signal.signal(signal.SIGINT, previous)
+            for number, handler in zip(numbers, previous, strict=True):
+                signal.signal(number, handler)
 
     def _index(self, state: str, seconds: float | None) -> RunResult:
         results = [read_result(self.folder / s.result) for s in self.states.values() if s.result]
@@ -177,7 +193,7 @@ class Chain:
             profile=self.profile,
             started=self.started,
             ended=None if state == "running" else datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            seconds=round(seconds, 2) if seconds is not None else None,
+            seconds=round(self.earlier_s + seconds, 2) if seconds is not None else None,
             server_seconds=round(sum(r.server_seconds for r in results if r), 2),
             state=state,
             selected=self.selected,
@@ -204,25 +220,28 @@ class _ProgressLine:
         """Shows what is being done and for how long the notebook has run."""
         elapsed = time.monotonic() - self.began
         line = f"{self.title} {elapsed:4.0f} s  {text}"
-        if self.terminal:
-            self.bar.set_description_str(line)
-        elif now or elapsed - self.last >= 30:
-            self.last = elapsed
-            tqdm.write(line, file=sys.stderr)
+        with contextlib.suppress(OSError):  # nobody reads any more (`| tee` ended by Ctrl-C)
+            if self.terminal:
+                self.bar.set_description_str(line)
+            elif now or elapsed - self.last >= 30:
+                self.last = elapsed
+                tqdm.write(line, file=sys.stderr)
 
     def close(self) -> None:
         """Leaves the title and the time that the notebook took."""
         line = f"{self.title} {time.monotonic() - self.began:4.0f} s"
-        if self.terminal:
-            self.bar.set_description_str(line)
-        else:
-            tqdm.write(line, file=sys.stderr)
-        self.bar.close()
+        with contextlib.suppress(OSError):
+            if self.terminal:
+                self.bar.set_description_str(line)
+            else:
+                tqdm.write(line, file=sys.stderr)
+            self.bar.close()
 
 
 def _execute(source: Path, output: Path, params: dict[str, Any], environment: dict[str, str], writer: Any) -> None:
     """In the forked child: executes one notebook; sends one message if it fails."""
     import papermill
+    from nbclient.exceptions import DeadKernelError
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
@@ -231,6 +250,7 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sockets = environment["WORKBOOK_SOCKETS"]
     try:
         papermill.execute_notebook(
             str(source),
@@ -240,12 +260,17 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
             cwd=str(ROOT),
             kernel_name="python3",
             start_timeout=120,
-            config=Config({"KernelManager": {"transport": "ipc"}}),  # no open TCP ports for the kernel
+            # no open TCP ports for the kernel, and its sockets outside the checkout
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
         )
     except PapermillExecutionError as error:
         writer.send(f"cell {error.exec_count}: {error.ename}: {error.evalue}"[:2000])
     except OSError as error:
         writer.send(f"{type(error).__name__}: {error}"[:2000])
+    except DeadKernelError:
+        writer.send(
+            "the notebook's kernel died (killed, or out of memory): its last cells are in the .ipynb; run it again with --resume"
+        )
     except Exception as error:  # noqa: BLE001  (whatever it is, the chain goes on and the report names it)
         writer.send(f"{type(error).__name__}: {error}: {traceback.format_exc(limit=-2)}"[:2000])
     finally:
@@ -315,24 +340,36 @@ def run(
     Returns:
         The exit code (0 all ran and wrote valid results, 1 one failed, 3 strict and a verdict failed) and the folder.
     """
-    folder = find_run(resume) if resume else None
+    folder = find_run(resume) if resume is not None else None
+    profile = _absolute(profile)
     if folder:
         earlier = read_run(folder)
         profile = earlier.profile
-        only = only or earlier.selected
+        only = earlier.selected if only is None else only
     numbers = _numbers(only)
     params = {number: load_notebook(profile, number) for number in numbers}
     root = outputs_root()
     with _clear_disk_errors(root), only_run(root, profile):
         folder = folder or root / Path(profile).name / new_run_id()
         folder.mkdir(parents=True, exist_ok=True)
-        chain = Chain(profile, folder)
-        if resume:
-            numbers = [n for n in numbers if chain.states[n].state != "done"]
-        result = chain.run(numbers, params)
-        left = live_servers(folder)
-    failed = any(s.state == "failed" for s in result.notebooks)
-    if failed or left:
+        with only_run(folder, profile):
+            chain = Chain(profile, folder)
+            if resume:
+                todo = [n for n in numbers if chain.states[n].state != "done"]
+                if todo and "06" in numbers and "06" not in todo:
+                    todo.append(
+                        "06"
+                    )  # the state document speaks of all the others; what 06 measured is not taken again
+                numbers = todo
+            result = chain.run(numbers, params)
+            left = live_servers(folder)
+    if left:
+        raise NotStopped(
+            "every server of this run is gone",
+            f"pids {left} are left",
+            f"look at them; their records are in {folder}/raw",
+        )
+    if any(s.state == "failed" for s in result.notebooks):
         return 1, folder
     return (3 if strict and _failed_verdicts(folder) else 0), folder
 
@@ -353,6 +390,8 @@ def _clear_disk_errors(root: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
         raise WorkbookError(
             f"results can be written below {root}",
             f"{error.strerror or error}",
@@ -360,8 +399,14 @@ def _clear_disk_errors(root: Path) -> Iterator[None]:
         ) from error
 
 
+def _absolute(profile: str) -> str:
+    """A profile given as a folder becomes an absolute path: notebooks run in another working folder."""
+    known = (ROOT / "params" / profile / "profile.yaml").is_file()
+    return profile if known or not (Path(profile) / "profile.yaml").is_file() else str(Path(profile).resolve())
+
+
 def _numbers(only: Sequence[str] | None) -> list[str]:
-    wanted = [n.strip().zfill(2) for n in only] if only else list(NOTEBOOKS)
+    wanted = list(NOTEBOOKS) if only is None else [n.strip().zfill(2) for n in only]
     unknown = [n for n in wanted if n not in NOTEBOOKS]
     if unknown:
         raise BadInput(f"--only takes numbers of notebooks ({', '.join(NOTEBOOKS)})", ", ".join(unknown))

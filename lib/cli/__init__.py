@@ -34,7 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):  # end like Ctrl-C: nothing is left running
-            signal.signal(number, _interrupt)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                signal.signal(number, _interrupt)
     try:
         return int(args.run(args))
     except WorkbookError as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 
 from lib import runner
+from lib.errors import WorkbookError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,13 +27,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Runs; prints where the report is."""
+    began = time.time()
     try:
-        code, folder = runner.run(args.profile, args.only.split(",") if args.only else None, args.resume, args.strict)
+        code, folder = runner.run(
+            args.profile, args.only.split(",") if args.only is not None else None, args.resume, args.strict
+        )
     except KeyboardInterrupt:
-        print("workbook: interrupted; no server is left. Continue with: workbook run --resume latest")
+        print(f"workbook: interrupted. {_how_to_go_on(began)}", file=sys.stderr)
         return 130
     for state in runner.read_run(folder).notebooks:
         if state.state == "failed":
             print(f"workbook: notebook {state.notebook} failed: {state.error}", file=sys.stderr)
     print(f"report: {folder / 'index.html'}")
     return code
+
+
+def _how_to_go_on(began: float) -> str:
+    """The command that continues the run that was interrupted, or that none had begun."""
+    try:
+        folder = runner.find_run("latest")
+    except WorkbookError:
+        return "Nothing had begun."
+    if (folder / "result.json").stat().st_mtime < began:
+        return "Nothing had begun."
+    left = runner.live_servers(folder)
+    gone = f"Servers are left: pids {left}." if left else "No server is left."
+    return f"{gone} Continue with: {sys.argv[0]} run --resume {folder.name}"

@@ -83,7 +83,7 @@ def resolve_python(python: str) -> Path:
     """The interpreter that has SGLang; relative paths count from the project. Symbolic links are kept (virtual environments)."""
     path = Path(python).expanduser()
     path = path if path.is_absolute() else ROOT / path
-    if not os.access(path, os.X_OK):
+    if not path.is_file() or not os.access(path, os.X_OK):
         raise BadInput(
             f"server.python is an interpreter with SGLang: {python!r}",
             "no such executable",
@@ -96,7 +96,10 @@ def resolve_python(python: str) -> Path:
 def installed_sglang(python: str) -> str:
     """SGLang's version in an interpreter's environment, from its metadata (nothing of SGLang is imported)."""
     code = "import importlib.metadata as m; print(m.version('sglang'))"
-    out = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    try:
+        out = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BadInput(f"{python} runs", f"{type(error).__name__}: {error}", "correct server.python") from error
     if out.returncode:
         raise BadInput(
             f"SGLang installed in the environment of {python}",
