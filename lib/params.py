@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lib.errors import BadParams
 from lib.server.redact import is_secret_name
@@ -87,10 +87,17 @@ class BuildParams(NotebookParams):
 class Candidate(_Params):
     """One row of the sweep: flags and environment on top of the profile's."""
 
-    id: str = Field(pattern=r"^(?!documents$|servers$)[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*$")
+    id: str = Field(pattern=r"^[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*$")
     flags: dict[str, FlagValue] = {}
     environment: dict[str, str] = {}
     ready_timeout_s: float | None = Field(default=None, gt=0)
+
+    @field_validator("id")
+    @classmethod
+    def _not_a_folder_of_the_run(cls, value: str) -> str:
+        if value in ("servers", "documents", "checkpoint", "host"):
+            raise ValueError(f"{value!r} names a folder of the run; choose another id")
+        return value
 
 
 class SweepParams(NotebookParams):

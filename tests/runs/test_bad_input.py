@@ -78,10 +78,16 @@ def test_resuming_what_is_not_there_names_the_latest(workbook: Any) -> None:
 def test_two_runs_at_once_the_second_is_told_who(workbook: Any, tmp_path: Path) -> None:
     """The lock names pid, profile and since when; it is free again when its holder is killed."""
     holder = subprocess.Popen(
-        [WORKBOOK[0], "-c", "import time; from pathlib import Path; from lib.runner import only_run\n"
-         f"with only_run(Path({str(tmp_path / 'outputs')!r}), 'embedded'): print('held', flush=True); time.sleep(60)"],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [
+            WORKBOOK[0],
+            "-c",
+            "import time; from pathlib import Path; from lib.runner import only_run\n"
+            f"with only_run(Path({str(tmp_path / 'outputs')!r}), 'embedded'): print('held', flush=True); time.sleep(60)",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert holder.stdout and holder.stdout.readline() == "held\n"
         done = workbook("run")
@@ -110,9 +116,13 @@ def test_a_full_disk_for_outputs_is_one_message(profile: Any, tmp_path: Path) ->
     try:
         subprocess.run(["dd", "if=/dev/zero", f"of={small}/fill", "bs=1k", "count=16"], capture_output=True)
         done = subprocess.run(
-            [*WORKBOOK, "run", "--profile", str(profile()), "--only", "01"], cwd=ROOT, capture_output=True, text=True, timeout=200,
+            [*WORKBOOK, "run", "--profile", str(profile()), "--only", "01"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=200,
             env={**os.environ, "WORKBOOK_OUTPUTS": str(small)},
-        )  # fmt: skip
+        )
         assert done.returncode == 2, done.stderr
         one_message(done, "space")
     finally:
@@ -197,9 +207,14 @@ def tiny_flags() -> dict[str, Any]:
 
 def start(profile_folder: Path, outputs: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [*WORKBOOK, "run", "--profile", str(profile_folder), *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "WORKBOOK_OUTPUTS": str(outputs)}, start_new_session=True,
-    )  # fmt: skip
+        [*WORKBOOK, "run", "--profile", str(profile_folder), *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "WORKBOOK_OUTPUTS": str(outputs)},
+        start_new_session=True,
+    )
 
 
 def group_of_server(outputs: Path) -> int | None:
@@ -299,8 +314,12 @@ def test_plain_papermill_writes_into_the_folder_of_its_output(
     out.parent.mkdir()
     papermill = Path(WORKBOOK[0]).parent / "papermill"
     done = subprocess.run(
-        [str(papermill), "notebooks/03_benchmark.ipynb", str(out), "-f", str(folder / "03.yaml")], cwd=ROOT, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+        [str(papermill), "notebooks/03_benchmark.ipynb", str(out), "-f", str(folder / "03.yaml")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads((out.parent / "03.result.json").read_text())
     assert {v["id"] for v in result["verdicts"]} >= {"level-C1", "smoke-test"}
@@ -311,9 +330,12 @@ def test_an_injected_unknown_parameter_fails_plain_papermill(tmp_path: Path, tin
     """Papermill only warns of an undeclared parameter; the notebook refuses it by name."""
     papermill = Path(WORKBOOK[0]).parent / "papermill"
     done = subprocess.run(
-        [str(papermill), "notebooks/01_build.ipynb", str(tmp_path / "out.ipynb"), "-p", "profil", "embedded"], cwd=ROOT,
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        [str(papermill), "notebooks/01_build.ipynb", str(tmp_path / "out.ipynb"), "-p", "profil", "embedded"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode != 0
     assert re.search(r"unknown key 'profil', did you mean 'profile'", done.stderr)
 
