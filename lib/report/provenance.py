@@ -8,22 +8,28 @@ from lib.records import Provenance, ServerIdentity
 from lib.report.tables import Table, table
 
 #: Resolved arguments that a reader looks for first; the rest is in the raw server_info.json.
-SHOWN = (
+KEY_FLAGS = (
+    "device",
+    "dtype",
+    "quantization",
+    "kv_cache_dtype",
+    "tp_size",
+    "dp_size",
     "attention_backend",
     "prefill_attention_backend",
     "decode_attention_backend",
     "moe_runner_backend",
-    "sampling_backend",
     "fp4_gemm_runner_backend",
-    "quantization",
-    "kv_cache_dtype",
-    "tp_size",
+    "sampling_backend",
     "mem_fraction_static",
     "max_total_tokens",
     "max_running_requests",
     "context_length",
+    "chunked_prefill_size",
+    "disable_cuda_graph",
+    "disable_radix_cache",
     "speculative_algorithm",
-    "device",
+    "speculative_num_draft_tokens",
 )
 
 
@@ -53,7 +59,7 @@ def identity_table(identities: Sequence[ServerIdentity]) -> Table:
     """Which servers the numbers come from: one row a launch."""
     rows = []
     for one in identities:
-        shown = [f"{key}={one.resolved_args[key]}" for key in SHOWN if one.resolved_args.get(key) not in (None, "")]
+        shown = [f"{key}={one.resolved_args[key]}" for key in KEY_FLAGS if one.resolved_args.get(key) not in (None, "")]
         rows.append(
             {
                 "launch": one.launch_id,

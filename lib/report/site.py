@@ -23,6 +23,7 @@ from lib.errors import UnreadableFile
 from lib.records import Measured, NotebookResult, NotebookState, Provenance, RunResult, ServerIdentity, Status, Verdict
 from lib.report.clean import anchors_of, first_heading
 from lib.report.html import existing_below, redactor, render_notebook, write_page
+from lib.report.provenance import KEY_FLAGS
 from lib.report.style import POLICY, css
 from lib.report.tables import MARKS, Cell, Exists, Table, prediction_table, table, verdict_table
 from lib.report.text import anchor, escaped, relative_href, shortened, visible_text
@@ -32,30 +33,6 @@ SITE_BYTES = 2_000_000
 INDEX_BYTES = 400_000
 PAGE_OVERHEAD_BYTES = 30_000
 
-#: Resolved arguments that decide what a number means; shown where they are set.
-KEY_FLAGS = (
-    "device",
-    "dtype",
-    "quantization",
-    "kv_cache_dtype",
-    "tp_size",
-    "dp_size",
-    "attention_backend",
-    "prefill_attention_backend",
-    "decode_attention_backend",
-    "moe_runner_backend",
-    "fp4_gemm_runner_backend",
-    "sampling_backend",
-    "mem_fraction_static",
-    "max_total_tokens",
-    "max_running_requests",
-    "context_length",
-    "chunked_prefill_size",
-    "disable_cuda_graph",
-    "disable_radix_cache",
-    "speculative_algorithm",
-    "speculative_num_draft_tokens",
-)
 
 _NUMBER = re.compile(r"(\d\d)(?=[._-]|$)")
 

@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-
 from lib.errors import IdentityError, NotReady, NotStopped, PortTaken, ServerDied, ServerError
 from lib.hosts import local
 from lib.hosts.local import ProcessId
