@@ -1,7 +1,8 @@
 """A running server that the workbook did not launch: measured as it is, and watched for being the same one throughout.
 
-Identity: on this machine the process that listens on the port (boot id, pid, start time); elsewhere, or where it may
-not be read, /server_info with its start-dependent fields (`random_seed`, `startup_time`). Results are marked *attached*.
+Identity: /server_info (every field that stays the same while a server lives, `random_seed` included) and, on this
+machine, the process that listens on the port (boot id, pid, start). Elsewhere, or where the process may not be read, only
+the former is left, and every check says that this is weak. Results are marked *attached*.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 import json
 import uuid
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from lib.errors import BadInput, IdentityError
 from lib.hosts import local
+from lib.hosts.local import ProcessId
 from lib.params import ServerParams
 from lib.server.control import Control
-from lib.server.launch import RELEVANT_ENVIRONMENT, LaunchRecord, changed_arguments, save_record
+from lib.server.launch import RELEVANT_ENVIRONMENT, VOLATILE, LaunchRecord, changed_arguments, save_record
 from lib.server.redact import redact_object, redact_text
 
 
@@ -42,24 +44,24 @@ class AttachedServer:
         """Finds the server at `params.attach` and records who it is (launch.json with origin `attached`).
 
         Raises:
-            BadInput: not an http URL, or no such log file. ServerError: nothing answers, or not as SGLang does.
+            BadInput: not an http URL, one with a user name in it, or no such log file.
+            ServerError: nothing answers, or not as SGLang does.
         """
         url = params.attach or ""
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise BadInput("server.attach is a URL such as http://127.0.0.1:30000", repr(url))
+        parts, port = _address(url)
         control = Control(url, params.api_key_env)
         info = control.server_info()
         here = local.is_local_url(url)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         owner = local.port_owner(port) if here else None
-        seen = [control.base_url, local.boot_id() if here else None, owner, info.get("version"), info.get("random_seed")]
+        lasting = {name: value for name, value in info.items() if name not in VOLATILE or name == "random_seed"}
+        process = [owner.pid, owner.start_time if owner.ticks is None else owner.ticks] if owner else None
+        seen = [control.base_url, local.boot_id() if here else None, process, lasting]
         now = datetime.datetime.now(datetime.UTC)
         record = LaunchRecord(
             launch_id=f"A{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}",
             name=name,
             origin="attached",
-            key=hashlib.sha256(repr(seen).encode()).hexdigest()[:16],
+            key=hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16],
             argv=[],
             environment=_environment_of(owner.pid) if owner else {},
             sglang_version=str(info["version"]),
@@ -73,6 +75,7 @@ class AttachedServer:
             state="attached",
             pid=owner.pid if owner else None,
             pid_start_time=owner.start_time if owner else None,
+            pid_start_ticks=owner.ticks if owner else None,
             served_model_name=control.served_model_name(),
         )
         place = folder / record.launch_id
@@ -90,17 +93,19 @@ class AttachedServer:
         """
         faults, checks = [], []
         if self.record.pid is not None:
+            found = ProcessId(self.record.pid, self.record.pid_start_time or 0.0, self.record.pid_start_ticks)
             owner = local.port_owner(self.record.port)
-            if (
-                owner is None
-                or owner.pid != self.record.pid
-                or abs(owner.start_time - (self.record.pid_start_time or 0)) > 0.02
-            ):
-                faults.append(
-                    f"the port belonged to pid {self.record.pid} and now to {owner.pid if owner else 'nobody readable'}"
-                )
-            else:
+            if owner is not None and owner.pid == found.pid and found.alive():
                 checks.append(f"pid {owner.pid} and its start time still own the port")
+            elif owner is not None and owner.pid == found.pid:
+                faults.append(f"pid {owner.pid} owns the port as before, but it is another process: it started later")
+            else:
+                faults.append(f"the port belonged to pid {found.pid} and now to {owner.pid if owner else 'nobody readable'}")
+        else:
+            checks.append(
+                "weak identity: neither pid nor start time of the server can be read from here, only /server_info is "
+                "compared; a restart with the same arguments and random_seed would not be noticed"
+            )
         then = json.loads((self.folder / "server_info.json").read_text())
         changed = changed_arguments(then, self.control.server_info())
         if changed:
@@ -112,6 +117,24 @@ class AttachedServer:
                 f"the server attached as {self.launch_id} answers on {self.base_url}", "; ".join(faults)
             )
         return checks
+
+
+def _address(url: str) -> tuple[SplitResult, int]:
+    """The parts of an http URL, and its port."""
+    if "@" in url.partition("?")[0]:
+        raise BadInput(
+            "server.attach is a URL without a user name or password",
+            "there is one in it (not repeated here)",
+            "take it out; an API key is given by server.api_key_env",
+        )
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError as error:
+        raise BadInput("server.attach is a URL such as http://127.0.0.1:30000", redact_text(str(error))) from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput("server.attach is a URL such as http://127.0.0.1:30000", repr(redact_text(url)))
+    return parts, port
 
 
 def _redacted_log(file: str, secrets: list[str]) -> str:

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib.errors import IdentityError, NotReady, NotStopped, PortTaken, ServerDied, ServerError
+from lib.errors import IdentityError, NotReady, NotStopped, PortTaken, ServerDied, ServerError, WorkbookError
 from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.model.cache import cache_dir
@@ -61,8 +61,9 @@ VOLATILE = (
 class ServerSpec(Record):
     """What to launch: a resolved command, not yet tied to a port.
 
-    `argv` holds `{host}` and `{port}` where the address goes; `secrets_env` names environment variables whose values
-    are secret. `key` is the hash of all that decides what the server computes (argv, environment, model, version).
+    `argv` holds `{host}` and `{port}` where the address goes; `api_key_env` names the environment variable that holds the
+    API key. `key` is the hash of all that decides what the server computes (argv, environment, model, version,
+    machine).
     """
 
     name: str
@@ -81,9 +82,45 @@ class ServerSpec(Record):
 
     @property
     def key(self) -> str:
-        """Hash of what decides the server's answers; equal keys may share recorded measurements."""
-        parts = [self.argv, sorted(self.environment.items()), self.sglang_version, self.model.get("sha256")]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+        """Hash of what decides the server's answers; equal keys may share recorded measurements.
+
+        Weights are told apart by the shards' sizes and modification times; the environment counts as the server would
+        get it now, with what it inherits.
+        """
+        inherited = {name: value for name, value in os.environ.items() if RELEVANT_ENVIRONMENT.match(name)}
+        parts = [
+            self.argv,
+            sorted({**inherited, **self.environment}.items()),
+            self.sglang_version,
+            self.model.get("sha256"),
+            self.model.get("shards"),
+            local.machine(),
+        ]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class GpuUse(Record):
+    """GPU memory at one moment: MiB used by GPU uuid, and by GPU uuid and pid; `reason` where it is not known."""
+
+    used_mib: dict[str, float] = {}
+    users: dict[str, dict[str, int]] = {}
+    reason: str | None = None
+
+    @classmethod
+    def now(cls) -> GpuUse:
+        """What nvidia-smi says now."""
+        rows, reason = local.gpus()
+        silent = [str(row.get("index")) for row in rows if row["memory_used_mib"] is None]
+        if not reason and silent:
+            reason = f"nvidia-smi gives no memory.used for GPU {', '.join(silent)}"
+        if reason:
+            return cls(reason=reason)
+        users, reason = local.gpu_users()
+        return cls(
+            used_mib={str(row["uuid"]): row["memory_used_mib"] for row in rows},
+            users={uuid: {str(pid): mib for pid, mib in held.items()} for uuid, held in users.items()},
+            reason=reason,
+        )
 
 
 class StopProof(Record):
@@ -95,12 +132,15 @@ class StopProof(Record):
     processes_left: list[int]
     port_free: bool
     gpu_memory: str
-    gpu_mib_left: int = 0
+    gpu_back: bool | None = None
+    gpu_mib_left: int | None = None
+    gpu_before_stop: GpuUse | None = None
+    gpu_after_stop: GpuUse | None = None
 
     @property
     def gone(self) -> bool:
-        """True if no process is left, the port is free, and no GPU memory is held by its processes."""
-        return not self.processes_left and self.port_free and self.gpu_mib_left == 0
+        """True if no process is left, the port is free, and its GPUs are not known to hold more than before the launch."""
+        return not self.processes_left and self.port_free and self.gpu_back is not False and not self.gpu_mib_left
 
 
 class LaunchRecord(Record):
@@ -123,6 +163,7 @@ class LaunchRecord(Record):
     state: str
     pid: int | None = None
     pid_start_time: float | None = None
+    pid_start_ticks: int | None = None
     supervisor_pid: int | None = None
     exit_code: int | None = None
     ready_s: float | None = None
@@ -130,6 +171,7 @@ class LaunchRecord(Record):
     phases: list[tuple[str, float]] = []
     served_model_name: str | None = None
     notes: list[str] = []
+    gpu_before: GpuUse | None = None
     stop: StopProof | None = None
 
 
@@ -166,7 +208,7 @@ class Server:
             IdentityError: the process is gone, another one owns the port, or the resolved arguments or model differ.
         """
         record = self.record
-        me = ProcessId(record.pid or -1, record.pid_start_time or 0.0)
+        me = ProcessId(record.pid or -1, record.pid_start_time or 0.0, record.pid_start_ticks)
         faults, checks = [], []
         if not me.alive():
             faults.append(f"process {record.pid} of launch {record.launch_id} is gone")
@@ -177,6 +219,8 @@ class Server:
             faults.append(f"port {record.port} belongs to pid {owner.pid} ({local.command_line(owner.pid, 80)})")
         else:
             checks.append(f"port {record.port} is held by pid {owner.pid}, launched as {record.launch_id}")
+        if lost := self.status().get("lines_lost"):
+            faults.append(f"its log is no longer complete: {lost} lines lost ({self.status().get('log_error')})")
         if not faults:
             then = json.loads((self.folder / "server_info.json").read_text())
             changed = changed_arguments(then, self.control.server_info())
@@ -196,38 +240,52 @@ class Server:
         Raises:
             ServerDied, NotReady: with the log's own words; the server is stopped in both cases.
         """
-        waiter = _Waiter(self, say)
         try:
-            waiter.wait()
-        except BaseException:
-            self.stop()
+            _Waiter(self, say).wait()
+        except BaseException as error:
+            self._stop_after(error)
             raise
 
+    def _stop_after(self, error: BaseException) -> None:
+        """Stops because something went wrong; what else goes wrong then must not hide it."""
+        try:
+            self.stop()
+        except (WorkbookError, OSError) as second:
+            if isinstance(error, WorkbookError):
+                raise type(error)(error.expected, f"{error.found}; and then: {second}", error.do) from second
+            error.add_note(f"and then: {second}")
+
     def stop(self) -> StopProof:
-        """Ends the server's process group (SIGTERM, deadline, SIGKILL) and proves it; idempotent.
+        """Ends the server and everything it started (SIGTERM, deadline, SIGKILL) and proves it; idempotent.
+
+        Also a server that is just being started: a supervisor that is asked to stop before it has started it doesn't.
 
         Raises:
-            NotStopped: processes, or the port, are still held after SIGKILL.
+            NotStopped: processes, the port, or GPU memory are still held after SIGKILL.
         """
         if self.record.stop is not None:
             return self.record.stop
         began = time.monotonic()
-        status = self.status()
-        family = local.descendants(int(status.get("pid") or -1))
-        gpu_before = local.gpu_processes()
-        deadline = self.spec.stop_timeout_s
-        if self._supervisor.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
+        family: set[ProcessId] = set()
+        try:
+            gpu_before = GpuUse.now()
+            self._look_for(family)
+        finally:  # whatever happens meanwhile, the request to stop is out
+            if self._supervisor.poll() is None:
                 self._supervisor.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + self.spec.stop_timeout_s + 12.0
+        while self._supervisor.poll() is None and time.monotonic() < deadline:
+            self._look_for(family)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supervisor.wait(deadline + 12.0)
+                self._supervisor.wait(0.2)
         if self._supervisor.poll() is None:
-            self._supervisor.kill()  # the server follows it by PR_SET_PDEATHSIG
-            self._supervisor.wait(5.0)
-        pgid = int(status.get("pgid") or -1)
-        left = self._wait_gone(family, pgid)
+            self._look_for(family)
+            self._supervisor.kill()  # the server follows it by PR_SET_PDEATHSIG, its children do not
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supervisor.wait(5.0)
+        left = self._end_family(family)
         status = self.status()
-        gpu_words, gpu_left = _gpu_proof(family, gpu_before)
+        gpu_after, gpu_words, gpu_back, gpu_left = _gpu_proof(self.record.gpu_before, gpu_before, family)
         signals = [name for name, stamp in (("SIGTERM", "sigterm_at"), ("SIGKILL", "sigkill_at")) if stamp in status]
         proof = StopProof(
             signals=signals,
@@ -236,25 +294,58 @@ class Server:
             processes_left=left,
             port_free=not local.port_is_held(self.record.port),
             gpu_memory=gpu_words,
+            gpu_back=gpu_back,
             gpu_mib_left=gpu_left,
+            gpu_before_stop=gpu_before,
+            gpu_after_stop=gpu_after,
         )
-        state = self.record.state if self.record.state != "ready" else "stopped"
+        state = {"ready": "stopped", "starting": "interrupted"}.get(self.record.state, self.record.state)
+        self._note_process(status)
         self._update(state=state, stop=proof, exit_code=proof.exit_code)
         if not proof.gone:
             raise NotStopped(
                 f"launch {self.launch_id} is gone after {signals}",
-                f"pids left: {left}, port {self.record.port} free: {proof.port_free}",
+                f"pids left: {left}, port {self.record.port} free: {proof.port_free}, GPU memory: {gpu_words}",
                 "look at these processes; nothing else was touched",
             )
         return proof
 
-    def _wait_gone(self, family: list[ProcessId], pgid: int) -> list[int]:
-        deadline = time.monotonic() + 5.0
+    def _look_for(self, family: set[ProcessId]) -> None:
+        """Adds who belongs to the server now: all below the supervisor, in whatever group."""
+        family.update(p for p in local.descendants(self._supervisor.pid) if p.pid != self._supervisor.pid)
+
+    def _end_family(self, family: set[ProcessId]) -> list[int]:
+        """Waits until nobody is left, and kills who outlived the supervisor (which ends all when it is not killed)."""
+        began = time.monotonic()
+        pgid = int(self.status().get("pgid") or -1)
         while True:
-            left = sorted({p.pid for p in family if p.alive()} | set(local.group_members(pgid) if pgid > 0 else []))
-            if not left or time.monotonic() > deadline:
+            family.update(self._group(pgid))
+            family.update(local.processes_with("WORKBOOK_LAUNCH_ID", self.launch_id))
+            left = sorted({p.pid for p in family if p.alive()})
+            if not left or time.monotonic() - began > 10.0:
                 return left
+            if any(p.pid in left for p in self._group(pgid)):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pgid, signal.SIGKILL)
+            for process in family:
+                process.kill()
             time.sleep(0.1)
+
+    def _group(self, pgid: int) -> list[ProcessId]:
+        """The server's process group, unless its number is another's by now."""
+        if pgid <= 0:
+            return []
+        status = self.status()
+        leader = ProcessId(pgid, status.get("pid_start_time") or 0.0, status.get("pid_start_ticks"))
+        if local.process_id(pgid) is not None and not leader.alive():
+            return []
+        return [p for pid in local.group_members(pgid) if (p := local.process_id(pid)) is not None]
+
+    def _note_process(self, status: Mapping[str, Any]) -> None:
+        """Takes over from the supervisor which process it is, as soon as that is known."""
+        if self.record.pid is None and status.get("pid"):
+            names = ("pid", "pid_start_time", "pid_start_ticks", "supervisor_pid")
+            self._update(**{name: status.get(name) for name in names})
 
     def _update(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)
@@ -333,10 +424,15 @@ def launch(spec: ServerSpec, folder: Path, owners: list[ProcessId], say: Callabl
 
     Raises:
         PortTaken: the asked port is held; the message names the holder.
+        ServerError: it was ended from outside before it was ready (its state is `interrupted`: a resumed run tries again).
         ServerDied, NotReady: see `Server.wait_ready`. The launch folder stays as evidence.
     """
     server = start(spec, folder, owners)
-    server.wait_ready(say)
+    try:
+        server.wait_ready(say)
+    except BaseException as error:
+        server._stop_after(error)
+        raise
     return server
 
 
@@ -346,15 +442,15 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
     if local.port_is_held(port):
         holder = local.port_owner(port)
         who = (
-            f"pid {holder.pid}: {redact_text(local.command_line(holder.pid))}"
-            if holder
-            else "a process that may not be read"
+            f"pid {holder.pid}: {local.command_line(holder.pid)}" if holder else "a process that may not be read"
         )
         raise PortTaken(
             f"port {port} of {spec.host} is free for launch {spec.name!r}",
             f"held by {who}",
             "stop that process or choose another port (server.port)",
         )
+    base_url = f"http://{f'[{spec.host}]' if ':' in spec.host else spec.host}:{port}"
+    Control(base_url, spec.api_key_env)  # a missing API key is found before anything runs
     launch_id = f"L{datetime.datetime.now():%m%d%H%M%S}-{uuid.uuid4().hex[:6]}"
     place = folder / launch_id
     place.mkdir(parents=True)
@@ -372,12 +468,13 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
         model_path=spec.model_path,
         model=spec.model,
         host=local.describe(),
-        base_url=f"http://{spec.host}:{port}",
+        base_url=base_url,
         port=port,
         started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         started_at=time.time(),
         state="starting",
         notes=spec.notes,
+        gpu_before=GpuUse.now(),
     )
     save_record(place, record)
     supervised = {
@@ -387,7 +484,7 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
         "log_path": str((place / "server.log").resolve()),
         "status_path": str((place / "status.json").resolve()),
         "secrets": secrets,
-        "owners": [(o.pid, o.start_time) for o in owners],
+        "owners": [(o.pid, o.start_time, o.ticks) for o in (owner.pinned() for owner in owners)],
         "keep": spec.keep,
         "stop_deadline_s": spec.stop_timeout_s,
     }
@@ -399,12 +496,17 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
         start_new_session=True,
         cwd=Path(__file__).parents[2],
     )
-    stdin = supervisor.stdin
-    if stdin is None:
-        raise ServerError("the supervisor takes its orders on standard input", "no pipe")
-    stdin.write(json.dumps(supervised).encode())
-    stdin.close()
-    return Server(spec, place, record, supervisor)
+    server = Server(spec, place, record, supervisor)
+    try:
+        stdin = supervisor.stdin
+        if stdin is None:
+            raise ServerError("the supervisor takes its orders on standard input", "no pipe")
+        with stdin:
+            stdin.write(json.dumps(supervised).encode())
+    except BaseException as error:
+        server._stop_after(error)
+        raise
+    return server
 
 
 def _redact_argv(argv: list[str]) -> list[str]:
@@ -412,15 +514,57 @@ def _redact_argv(argv: list[str]) -> list[str]:
     return ["REDACTED" if i and argv[i - 1] in secret else part for i, part in enumerate(argv)]
 
 
-def _gpu_proof(family: list[ProcessId], before: dict[int, int]) -> tuple[str, int]:
-    """What shows that the GPU memory came back, and how many MiB the server's processes still hold."""
-    if not before:
-        _, reason = local.gpus()
-        return reason or "the server held no GPU memory before it was stopped", 0
-    pids = {process.pid for process in family}
-    held_before = sum(mib for pid, mib in before.items() if pid in pids)
-    after = sum(mib for pid, mib in local.gpu_processes().items() if pid in pids)
-    return f"{held_before} MiB held before, {after} MiB after", after
+#: MiB by which a GPU's used memory may differ from before the launch: driver and display come and go.
+GPU_SLACK_MIB = 200.0
+#: Seconds that the driver may take to give memory back after the last process ended.
+GPU_WAIT_S = 10.0
+
+
+def _gpu_proof(
+    at_launch: GpuUse | None, before: GpuUse, family: set[ProcessId]
+) -> tuple[GpuUse, str, bool | None, int | None]:
+    """Whether the server's GPUs are back to what they held before the launch.
+
+    The server's GPUs are those that hold more before the stop than before the launch, or that its processes are seen
+    on; if there is none (it was stopped early), all. Waits up to GPU_WAIT_S. Whether others changed the same GPUs is
+    told from the lists of processes; where they did, nothing is claimed.
+
+    Returns:
+        The use after the stop, words, True or False or None (unknown, the words say why), and MiB that are left.
+    """
+    deadline = time.monotonic() + GPU_WAIT_S
+    own = {str(process.pid) for process in family}
+    start = at_launch or GpuUse(reason="not recorded before the launch")
+    while True:
+        after = GpuUse.now()
+        reason = start.reason or before.reason or after.reason
+        if reason:
+            return after, f"unknown, because {reason}", None, None
+        risen = [
+            uuid
+            for uuid, used in before.used_mib.items()
+            if used > start.used_mib.get(uuid, 0.0) + GPU_SLACK_MIB or own & set(before.users.get(uuid, {}))
+        ]
+        watched = risen or sorted(after.used_mib)
+        left = {uuid: after.used_mib.get(uuid, 0.0) - start.used_mib.get(uuid, 0.0) for uuid in watched}
+        over = sum(mib for mib in left.values() if mib > GPU_SLACK_MIB)
+        if not over or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+
+    def told(use: GpuUse) -> str:
+        return f"{sum(use.used_mib.get(uuid, 0.0) for uuid in watched):.0f}"
+
+    words = f"{told(start)} MiB used before the launch, {told(before)} before the stop, {told(after)} after"
+    changed = [
+        f"pid {pid} on {uuid}: {was} MiB before the launch, {now} now"
+        for uuid in watched
+        for pid in sorted({*start.users.get(uuid, {}), *after.users.get(uuid, {})} - own)
+        if (was := start.users.get(uuid, {}).get(pid, 0)) != (now := after.users.get(uuid, {}).get(pid, 0))
+    ]
+    if changed:
+        return after, f"unknown, because other processes changed meanwhile ({'; '.join(changed[:3])}); {words}", None, None
+    return after, words, not over, round(over)
 
 
 class _Waiter:
@@ -452,7 +596,7 @@ class _Waiter:
                     self._say(bar, elapsed, expected)
                     next_word = elapsed + 1.0
                 status = self.server.status()
-                self._note_pid(status)
+                self.server._note_process(status)
                 if status.get("log_error"):
                     raise ServerError(
                         f"the log of launch {self.server.launch_id} can be written",
@@ -460,7 +604,7 @@ class _Waiter:
                         "free space on the outputs' disk, then run again",
                     )
                 if status.get("state") == "ended" or self.server._supervisor.poll() is not None:
-                    self._died(status, elapsed)
+                    self._died(elapsed)
                 if elapsed > self.server.spec.ready_timeout_s:
                     self._not_ready(elapsed)
                 if elapsed >= next_probe and self._answers():
@@ -481,6 +625,8 @@ class _Waiter:
 
     def _answers(self) -> bool:
         port = self.server.record.port
+        if self.server.record.pid is None:
+            return False
         owner = local.port_owner(port)
         if owner is None:
             return False
@@ -490,14 +636,6 @@ class _Waiter:
                 f"pid {owner.pid} ({local.command_line(owner.pid, 80)}) took it first",
             )
         return self.server.control.health() == 200
-
-    def _note_pid(self, status: dict[str, Any]) -> None:
-        if self.server.record.pid is None and status.get("pid"):
-            self.server._update(
-                pid=status["pid"],
-                pid_start_time=status.get("pid_start_time"),
-                supervisor_pid=status.get("supervisor_pid"),
-            )
 
     def _read_log(self, elapsed: float) -> None:
         with contextlib.suppress(FileNotFoundError), (self.server.folder / "server.log").open("rb") as log:
@@ -518,9 +656,20 @@ class _Waiter:
         )
         self.history.add(elapsed)
 
-    def _died(self, status: dict[str, Any], elapsed: float) -> None:
+    def _died(self, elapsed: float) -> None:
+        status = self.server.status()  # again: the last word may have been written after the look that led here
         code = status.get("exit_code")
-        self.server._update(state="died", exit_code=code, ended_s=round(elapsed, 2), phases=self.phases)
+        from_outside = status.get("stop_reason")
+        if status.get("state") != "ended" and not from_outside:
+            from_outside = "its supervisor is gone without a last word"
+        state = "interrupted" if from_outside else "died"
+        self.server._update(state=state, exit_code=code, ended_s=round(elapsed, 2), phases=self.phases)
+        if from_outside:
+            raise ServerError(
+                f"{self.server.spec.name!r} becomes ready",
+                f"it was ended from outside after {elapsed:.1f} s: {from_outside}",
+                "run it again (`workbook run --resume`)",
+            )
         cause = status.get("start_error") or failure_sentence(self.server.folder, code)
         raise ServerDied(
             f"{self.server.spec.name!r} becomes ready",
