@@ -20,7 +20,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import re
 import shutil
 import socket
 import subprocess
@@ -429,7 +428,11 @@ class NotebookRun:
         if not isinstance(server, Server):
             return None
         record = server.record
-        if record.pid is None or record.pid_start_time is None or ProcessId(record.pid, record.pid_start_time).alive():
+        if (
+            record.pid is None
+            or record.pid_start_time is None
+            or ProcessId(record.pid, record.pid_start_time, record.pid_start_ticks).alive()
+        ):
             return None
         code = server.status().get("exit_code")
         return f"ServerDied: the server ended with exit code {code}: {launching.failure_sentence(server.folder, code)}"
@@ -605,9 +608,8 @@ def owners() -> list[ProcessId]:
     mine = local.process_id(os.getpid())
     above = os.environ.get("WORKBOOK_OWNER", "")
     found = [mine] if mine else []
-    if re.fullmatch(r"\d+:[\d.]+", above):
-        pid, start = above.split(":")
-        found.append(ProcessId(int(pid), float(start)))
+    if above:
+        found.append(local.parse_owner(above))
     return found
 
 

@@ -118,7 +118,7 @@ class Chain:
         me = local.process_id(os.getpid())
         environment = {
             "WORKBOOK_RUN_DIR": str(self.folder.resolve()),
-            "WORKBOOK_OWNER": f"{me.pid}:{me.start_time}" if me else "",
+            "WORKBOOK_OWNER": local.owner_token(me) if me else "",
             "WORKBOOK_OFFLINE": "1" if self.offline else "0",
             "WORKBOOK_SOCKETS": tempfile.mkdtemp(prefix="workbook-"),
         }
@@ -313,8 +313,13 @@ def live_servers(folder: Path) -> list[int]:
     for file in folder.glob("raw/*/servers/*/status.json"):
         with contextlib.suppress(ValueError, OSError):
             status = json.loads(file.read_text())
-            if status.get("pid") and status.get("state") != "ended" and local.group_members(int(status["pid"])):
-                left.append(int(status["pid"]))
+            if not status.get("pid") or status.get("state") == "ended" or status.get("keep"):
+                continue
+            leader = local.ProcessId(
+                int(status["pid"]), float(status["pid_start_time"] or 0), status.get("pid_start_ticks")
+            )
+            if leader.alive():
+                left.append(leader.pid)
     return left
 
 

@@ -150,7 +150,12 @@ class Supervisor:
         ]
         hidden = [*spec["secrets"], *find_secrets(spec["environment"]), *find_secrets({"argv": spec["argv"]})]
         self.filter = LineFilter(hidden)
-        self.status: dict[str, Any] = {"state": "starting", "supervisor_pid": os.getpid(), "lines_lost": 0}
+        self.status: dict[str, Any] = {
+            "state": "starting",
+            "keep": spec["keep"],
+            "supervisor_pid": os.getpid(),
+            "lines_lost": 0,
+        }
         self.kill_at: float | None = None
         self.asked = False
         self.woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
