@@ -468,3 +468,31 @@ def test_what_is_no_http_url_is_refused(url: str, tmp_path: Path) -> None:
     """The message shows what a URL looks like."""
     with pytest.raises(BadInput, match="such as http://"):
         attach(url, tmp_path)
+
+
+#: Takes 4 GiB of the first GPU by the driver's own library, then sleeps.
+TAKES_4_GIB = """
+import ctypes, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer, device = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_int()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuCtxCreate_v2(ctypes.byref(context), 0, device) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(4 << 30)) == 0
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.gpu
+def test_memory_of_a_real_gpu_comes_back(tmp_path: Path) -> None:
+    """On a real GPU the readings see 4 GiB come and go, though in a container no pid may be readable."""
+    rows, reason = local.gpus()
+    if not rows:
+        pytest.skip(str(reason))
+    server = launching.start(spec(TAKES_4_GIB), tmp_path, [me()])
+    wait_for(lambda: (server.folder / "server.log").exists() and "up" in (server.folder / "server.log").read_text())
+    proof = server.stop()
+    assert proof.gpu_before_stop and server.record.gpu_before
+    uuid = str(rows[0]["uuid"])
+    assert proof.gpu_before_stop.used_mib[uuid] - server.record.gpu_before.used_mib[uuid] >= 4096
+    assert proof.gpu_back is True and proof.gone, proof.gpu_memory
