@@ -319,7 +319,13 @@ def load_notebook(profile: str, number: str) -> dict[str, Any]:
     """
     path = profile_folder(profile) / f"{number}.yaml"
     data = read_yaml(path)
-    data.setdefault("profile", profile)
+    named = str(data.setdefault("profile", profile))
+    if named != profile and profile_folder(named) != profile_folder(profile):
+        raise BadParams(
+            f"{path} belongs to the profile it lies in",
+            f"it says profile: {named}",
+            f"write profile: {profile_folder(profile).name} there",
+        )
     params = validated(MODELS[number], data, str(path))
     load_profile(params.profile, params.server, params.known_answer)
     return data

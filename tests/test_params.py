@@ -107,3 +107,10 @@ def test_the_parameters_cell_declares_all_parameters_with_the_embedded_values(nu
     assert set(names) == set(MODELS[number].model_fields)
     file = yaml.safe_load((ROOT / "params" / "embedded" / f"{number}.yaml").read_text())
     assert MODELS[number].model_validate(names) == MODELS[number].model_validate(file)
+
+
+def test_a_copied_profile_that_still_names_the_other_is_refused(tmp_path: Path) -> None:
+    """`cp -r params/embedded params/mine` alone would measure the embedded server under the name `mine`."""
+    folder = make(tmp_path, "03", "profile: embedded\nconcurrency: [1]\n")
+    with pytest.raises(BadParams, match="it says profile: embedded"):
+        load_notebook(folder, "03")
