@@ -320,7 +320,7 @@ def load_notebook(profile: str, number: str) -> dict[str, Any]:
     path = profile_folder(profile) / f"{number}.yaml"
     data = read_yaml(path)
     named = str(data.setdefault("profile", profile))
-    if named != profile and profile_folder(named) != profile_folder(profile):
+    if named != profile and profile_folder(named).resolve() != profile_folder(profile).resolve():
         raise BadParams(
             f"{path} belongs to the profile it lies in",
             f"it says profile: {named}",
