@@ -238,6 +238,15 @@ class _ProgressLine:
             self.bar.close()
 
 
+def become_child() -> None:
+    """In the forked child: a session of its own that Ctrl-C does not reach and that ends with `workbook`, however that ends."""
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
 def _execute(source: Path, output: Path, params: dict[str, Any], environment: dict[str, str], writer: Any) -> None:
     """In the forked child: executes one notebook; sends one message if it fails."""
     import papermill
@@ -245,11 +254,8 @@ def _execute(source: Path, output: Path, params: dict[str, Any], environment: di
     from papermill.exceptions import PapermillExecutionError
     from traitlets.config import Config
 
-    os.setsid()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # a killed `workbook` takes its notebook along
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    become_child()
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sockets = environment["WORKBOOK_SOCKETS"]
     try:
         papermill.execute_notebook(
