@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lib.records import Evidence, Record
+from lib.server.redact import redact_text
 
 #: How a fact is known, strongest first: seen on a running process, read in the file or answer that decides it,
 #: worked out from other facts, said by somebody in public, only asked for.
@@ -256,7 +257,7 @@ def make_fact(
     note: str | None = None,
 ) -> Fact:
     """One sighting with one place as evidence (the source's name when there is no file)."""
-    evidence = [Evidence(path=path or source, line=line, quote=quote[:400] if quote else None)]
+    evidence = [Evidence(path=path or source, line=line, quote=redact_text(quote)[:400] if quote else None)]
     return Fact(name=name, value=value, how=how, source=source, evidence=evidence, note=note)
 
 

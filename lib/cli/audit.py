@@ -28,6 +28,7 @@ from lib.audit.facts import Fact
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
 from lib.errors import BadInput, UnreadableFile
 from lib.findings import LEVELS
+from lib.server.redact import redact_object
 
 EPILOG = """\
 What could not be checked names the evidence that would settle it. --change audits the deployment as it would be after a
@@ -68,13 +69,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 read; 1 a finding at or above --fail-on; unreadable input raises (exit code 2)."""
-    facts = gather(*_groups(args))
+    # Before anything is shortened or quoted: half a secret that was cut is no shape that could be recognised any more.
+    facts = redact_object(gather(*_groups(args)))
     if args.change:
-        fix = audit_of_fix(facts, _changes(args.change))
+        fix = redact_object(audit_of_fix(facts, redact_object(_changes(args.change))))
         report = fix.report
         print(json.dumps(fix.model_dump(mode="json"), ensure_ascii=False) if args.json else _fix_text(fix))
     else:
-        report = audit(facts)
+        report = redact_object(audit(facts))
         print(json.dumps(report.model_dump(mode="json"), ensure_ascii=False) if args.json else report_text(report))
     reached = args.fail_on and any(LEVELS.index(item.level) >= LEVELS.index(args.fail_on) for item in report.findings)
     return 1 if reached else 0

@@ -126,3 +126,27 @@ def test_bad_input_is_one_message(capsys: pytest.CaptureFixture[str], argv: list
     """Never a traceback, never a guess, nothing on stdout."""
     code, out, err = run(capsys, *argv)
     assert code in (1, 2) and out == "" and err.startswith("workbook: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--change", "kv_cache_dtype=bf16"]], ids=["text", "json", "change"])
+def test_no_secret_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, form: list[str]) -> None:
+    """Keys in values of arguments, in URLs, in overrides, in a change and in the text that the model produced."""
+    text = tmp_path / "out.txt"
+    text.write_text("the key is sk-Abcdef0123456789abcdef and so on, it said. " * 4)
+    line = (
+        "python -m sglang.launch_server --model-path https://u:SECRETPW123@x/m --tool-call-parser sk-Zyxwvu9876543210zyxw "
+        "--json-model-override-args '{\"api_key\":\"OVERRIDEKEY123\",\"x\":\"" + "y" * 200 + "\"}' "
+        "--chat-template https://u:" + "p" * 130 + "SECRETPW123@x/t"
+    )
+    code, out, err = run(capsys, "--flags", line, "--output", str(text), *form)
+    assert code == 0 and "REDACTED" in out
+    for secret in ("SECRETPW123", "OVERRIDEKEY123", "sk-Abcdef", "sk-Zyxwvu", "pppppppp"):
+        assert secret not in out + err, secret
+
+
+def test_a_secret_in_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """A change is shown as it was asked for, without what it hides."""
+    change = ["--change", "model_path=https://u:SECRETPW123@x/m"]
+    for form in ([], ["--json"]):
+        code, out, _ = run(capsys, "--log", M2, *change, *form)
+        assert code == 0 and "SECRETPW123" not in out and "https://u:REDACTED@x/m" in out
