@@ -222,6 +222,17 @@ def kv2(look: Look) -> Outcome:
         return _not_for("scales come from --quantization-param-path: see KV7")
     warned = look.maybe_line("scale_default")
     scales = look.maybe("kv_scales")
+    if scales is None and look.facts.value("kv_scales_loaded") == "dropped":
+        look("kv_scales_loaded")
+        return _found(
+            "warning",
+            "scale_1.0_in_use",
+            "the loader of this class and version leaves KV scales out whatever the checkpoint holds: scale 1.0 is in "
+            "use",
+            do="BF16 KV; or calibrated scales with a version whose loader maps them (check KV3 for that version first)",
+            changes=({"kv_cache_dtype": "bfloat16"},),
+            values={"kv_scales_in_checkpoint": None, "scale_warning": warned, "scale_in_effect": 1.0},
+        )
     if scales is None:
         if warned:
             return _cannot(
@@ -249,7 +260,10 @@ def kv2(look: Look) -> Outcome:
             "warning",
             "scale_1.0_in_use",
             f"the checkpoint has {scales.get('count') or 'some'} KV scale tensors, but {reason}: scale 1.0 is in use",
-            do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)",
+            do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)"
+            if loaded == "dropped"
+            else "another attention backend, which reads the pool with the scales, or BF16 KV; no version of torch_native "
+            "that was read uses them",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_scales_in_checkpoint": True, "scale_warning": warned, "scale_in_effect": 1.0},
         )
@@ -286,7 +300,10 @@ def kv3(look: Look) -> Outcome:
     family = _family(look)
     if family not in ("16bit", "32bit"):
         return _not_for("the KV pool is quantized: what is written divided is read multiplied (see KV2 and KV8)")
-    scales = look("kv_scales")
+    if look.facts.value("kv_scales_loaded") == "dropped":
+        scales = look.maybe("kv_scales", {"present": True, "all_one": None})
+    else:
+        scales = look("kv_scales")
     if not scales["present"]:
         return _fine("no k_scale/v_scale tensor in the checkpoint", "no_kv_scales")
     if scales["all_one"]:
@@ -299,7 +316,9 @@ def kv3(look: Look) -> Outcome:
             return _found(
                 "info",
                 "right_only_until_upgrade",
-                "the 16-bit pool is read right only because this version drops the checkpoint's scales; from 0.5.17 on "
+                "the 16-bit pool is read right only because this version drops "
+                + ("the checkpoint's scales" if look.facts.known("kv_scales") else "whatever scales the checkpoint has")
+                + "; from 0.5.17 on "
                 "Qwen3.5 loads them, and on triton or flashinfer the same flags then give wrong attention in silence",
                 severity="high",
                 certainty="read",
@@ -434,6 +453,9 @@ def kv8(look: Look) -> Outcome:
     prefill = look("attention_backend_prefill")
     if prefill != "flashinfer":
         return _not_for(f"prefill runs on {prefill}, not flashinfer")
+    if not look.facts.known("kv_scales") and look.maybe("kv_scales_loaded") == "dropped":
+        return _fine("this version loads no scales whatever there is: writing and reading agree on 1.0 (see KV2)",
+                     "kv_scales_dropped")
     scales = look("kv_scales")
     if not scales["present"] or scales["all_one"]:
         return _fine("no scale other than 1.0 to lose", "no_scale_to_lose")

@@ -448,3 +448,15 @@ def test_stated_facts_keep_their_words() -> None:
     """A stated fact quotes what was said."""
     fact = stated_facts({"kv_cache_dtype": "bf16"})[0]
     assert (fact.how, fact.evidence[0].quote) == ("quoted", "kv_cache_dtype = bf16")
+
+
+def test_torch_native_is_not_cured_by_an_upgrade() -> None:
+    """KV2 on torch_native: the loader is right and the backend ignores the scales, so the remedy is another one."""
+    native = {"attention_backend_prefill": "torch_native", "attention_backend_decode": "torch_native"}
+    base = {"kv_dtype_target": "float8_e4m3fn", "kv_scales": SCALES}
+    told = {
+        loaded: next(f for f in audit(read({**base, "kv_scales_loaded": loaded, **native})).findings if f.id == "KV2").do
+        for loaded in ("loaded", "dropped")
+    }
+    assert "another attention backend" in told["loaded"] and "upgrade" not in told["loaded"]
+    assert "upgrade" in told["dropped"]
