@@ -1309,6 +1309,19 @@ def x1(look: Look) -> Outcome:
 
 def x2(look: Look) -> Outcome:
     """What was asked for and what was allocated or taken."""
+    ignored = [one for one in look.facts.value("backends_replaced") or () if one["silent"]]
+    if ignored:
+        look("backends_replaced")
+        told = "; ".join(f"{one['kind']} {one['asked']} was asked for, {one['taken']} runs" for one in ignored)
+        return _found(
+            "warning",
+            "backend_ignored",
+            f"{told}, and no message says so",
+            severity="medium",
+            do="ask for the backend that runs, or change what keeps the other from running (weights, GPU, version); every "
+            "number measured under the asked name belongs to the one that ran",
+            values={"ignored": ignored},
+        )
     asked = torch_dtype(look("kv_cache_dtype"))
     real = look.facts.best("kv_dtype_target")
     if real is None or (real.how not in ("measured", "read") and real.source != "arithmetic"):
@@ -1321,6 +1334,10 @@ def x2(look: Look) -> Outcome:
             f"--kv-cache-dtype {look('kv_cache_dtype')} was asked for, {real.value} was allocated",
             values={"asked": asked, "allocated": real.value},
         )
+    replaced = look.maybe("backends_replaced") or []
+    if replaced:
+        told = "; ".join(f"{one['kind']} {one['asked']} was asked for, {one['taken']} runs" for one in replaced)
+        return _found("info", "backend_replaced", f"{told}; the log says so", severity="medium")
     if look.maybe_line("backend_fallback") or look.maybe_line("attention_changed"):
         return _found(
             "info",

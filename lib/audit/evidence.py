@@ -24,6 +24,7 @@ from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
+from lib.records import Evidence
 from lib.server.lines import lines_of
 from lib.server.log import ServerLog, read_log
 from lib.server.redact import redact_text
@@ -399,6 +400,7 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         if log.capacity.context_len:
             add("context_len", log.capacity.context_len, "measured", log.capacity)
     _taken_backends(log, add)
+    facts += _replaced_backends(log, path)
     started = bool(log.weights and log.capacity) if engine == "sglang" else bool(log.vllm_capacity or log.ready)
     add("startup_seen", started, "read")
     add("log_lines", marks.lines, "read")
@@ -428,6 +430,19 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         quote = seen["quote"]
         facts.append(make_fact("kernel_trace", [quote], "read", "log", path=path, line=seen["line"], quote=quote))
     return facts
+
+
+def _replaced_backends(log: ServerLog, path: str) -> list[Fact]:
+    """Backends that were asked for and did not run: by a line that says so, or in silence (`backend_ignored`)."""
+    if not log.backends:
+        return []
+    silent = {notice.line_no for notice in log.notices if notice.id == "backend_ignored"}
+    changed = [backend for backend in log.backends if backend.changed]
+    value = [
+        {"kind": one.kind, "asked": one.asked, "taken": one.taken, "silent": one.line_no in silent} for one in changed
+    ]
+    places = [Evidence(path=path, line=one.line_no, quote=_clean(one.line or "")) for one in changed]
+    return [Fact(name="backends_replaced", value=value, how="read", source="log", evidence=places)]
 
 
 def _taken_backends(log: ServerLog, add: Callable[..., None]) -> None:

@@ -172,6 +172,7 @@ FACTS: dict[str, FactKind] = dict(
         ),
         _row("attention_backend_prefill", "attention backend that prefill takes", "process", _LAUNCH),
         _row("attention_backend_decode", "attention backend that decode takes", "process", _LAUNCH),
+        _row("backends_replaced", "backends that were asked for and are not the ones that run", "process", _LOG),
         _row("ssm_dtype", "dtype of the recurrent state by the size of its pool", "process", (*_LOG, *_CKPT)),
         _row("state_pool", "slots and size of the recurrent state's pool", "process", _LOG),
         _row("context_len", "context length that is served", "process", (*_LOG, "--server-info"), True),

@@ -652,6 +652,7 @@ VOIDED_BY: dict[str, set[str]] = {
     "kv_scales_loaded": {"sglang_version", "kv_scales", "kv_declared", "quantization", "model_class", "model_path"},
     "attention_backend_prefill": _BACKENDS,
     "attention_backend_decode": _BACKENDS,
+    "backends_replaced": _BACKENDS | _WEIGHTS | {"kv_cache_dtype", "quantization", "moe_a2a_backend"},
     "ssm_dtype": {"mamba_ssm_dtype", "environment", "sglang_version", "mamba_ssm_dtype_config"},
     "context_len": {"context_length", "json_model_override_args", "native_context", "sglang_version"},
     "log_lines": _WEIGHTS | {"context_length", "json_model_override_args", "chat_template"},

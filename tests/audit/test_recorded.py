@@ -50,6 +50,19 @@ def test_scale_one_is_certain_where_class_and_version_drop_every_scale() -> None
         assert later.verdict == "cannot_be_told" and "KV3" in {item.id for item in later.not_checked}
 
 
+def test_a_backend_that_was_ignored_in_silence() -> None:
+    """A launch asked for --moe-runner-backend cutlass, and Triton's experts ran without a word: X2, and never as asked."""
+    report = of_log(H200 / "x_moe_cutlass.log")
+    finding = next(item for item in report.findings if item.id == "X2")
+    assert (finding.level, finding.verdict) == ("warning", "backend_ignored")
+    assert "moe_runner_backend cutlass" in finding.what and "triton runs" in finding.what
+    assert any("MoE kernel config" in str(place.quote) for place in finding.evidence)
+    # A change of something else does not make the ignored backend go away; asking for what runs does.
+    known = gather(log_file_facts(H200 / "x_moe_cutlass.log"))
+    assert "X2" not in audit_of_fix(known, {"tool_call_parser": "qwen3_coder"}).removed
+    assert "X2" in audit_of_fix(known, {"moe_runner_backend": "triton"}).removed
+
+
 def test_silent_fp8_is_found_from_server_info_although_its_top_says_auto() -> None:
     """The scheduler's resolved dtype counts, the front process's auto does not."""
     info = json_object(H200 / "m2_auto.server_info.json")
