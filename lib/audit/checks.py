@@ -47,6 +47,7 @@ class Outcome:
     kind: Literal["found", "fine", "not_applicable", "cannot_check", "accepted"]
     what: str
     verdict: str = "ok"
+    title: str | None = None
     level: Level = "warning"
     severity: Severity | None = None
     certainty: How | None = None
@@ -199,6 +200,7 @@ def kv1(look: Look) -> Outcome:
             "warning",
             "silent_quantized_kv",
             f"the KV pool is {pool} under --kv-cache-dtype auto: the files decided it, and no line says so",
+            title="The KV cache is quantized without being asked",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_dtype": pool, "asked": asked},
         )
@@ -208,6 +210,7 @@ def kv1(look: Look) -> Outcome:
         "warning",
         "quantized_kv_by_choice",
         f"the KV pool is {pool}, as asked with --kv-cache-dtype {asked}",
+        title="The KV cache is quantized, as asked",
         severity="medium",
         changes=({"kv_cache_dtype": "bfloat16"},),
         values={"kv_dtype": pool, "asked": asked},
@@ -752,6 +755,15 @@ def s3(look: Look) -> Outcome:
     )
 
 
+def _s4_remedy(look: Look) -> str:
+    """What to choose instead, by version: up to 0.5.16 extra_buffer_lazy refuses to start with speculation."""
+    version = look.maybe_version()
+    if version is not None and version < (0, 5, 17, 0):
+        return "--disable-radix-cache (extra_buffer_lazy does not start with speculation up to 0.5.16)"
+    lazy = "--mamba-radix-cache-strategy extra_buffer_lazy, or --disable-radix-cache"
+    return lazy if version is not None else f"{lazy}; up to 0.5.16 the former does not start with speculation"
+
+
 def s4(look: Look) -> Outcome:
     if not _recurrent(look):
         return _not_for("no recurrent layers")
@@ -769,9 +781,7 @@ def s4(look: Look) -> Outcome:
             "full: the "
             "pattern of a corrupted recurrent state after eviction (token 0 repeated, '!!!!')",
             certainty="quoted",
-            do="restart; then --mamba-radix-cache-strategy extra_buffer_lazy where this version takes it with "
-            "speculation, or "
-            "--disable-radix-cache",
+            do=f"restart; then {_s4_remedy(look)}",
             changes=({"disable_radix_cache": True},),
         )
     return _found(
@@ -781,6 +791,7 @@ def s4(look: Look) -> Outcome:
         "was reported "
         "for this combination (open)",
         certainty="quoted",
+        do=f"{_s4_remedy(look)}; watch the accept rate",
         changes=({"disable_radix_cache": True},),
     )
 

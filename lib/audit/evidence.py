@@ -94,6 +94,7 @@ _NUMBER = {
     "tp_size": int,
     "context_length": int,
     "chunked_prefill_size": int,
+    "speculative_num_draft_tokens": int,
     "speculative_eagle_topk": int,
     "page_size": int,
     "speculative_draft_window_size": int,

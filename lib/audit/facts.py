@@ -107,6 +107,7 @@ FACTS: dict[str, FactKind] = dict(
         _argument("enable_mamba_cache_stochastic_rounding", "recurrent state rounded stochastically"),
         _argument("disable_radix_cache", "prefix cache off"),
         _argument("speculative_algorithm", "speculative decoding algorithm"),
+        _argument("speculative_num_draft_tokens", "tokens that one verification looks at"),
         _argument("speculative_eagle_topk", "branches of the draft tree"),
         _argument("page_size", "tokens per page of the KV pool"),
         _argument("speculative_accept_threshold_single", "acceptance threshold for one token"),

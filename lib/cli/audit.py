@@ -191,7 +191,7 @@ def report_text(report: AuditReport) -> str:
 
 def _fix_text(fix: FixAudit) -> str:
     words = ", ".join(f"{name}={_value(value)}" for name, value in fix.change.items())
-    out = [f"After {words}: {fix.verdict.replace('_', ' ')}."]
+    out = [f"After {words}: {fix.verdict.replace('_', ' ')}{f': {fix.why}' if fix.why else ''}."]
     out += [f"  solves: {', '.join(fix.removed) or 'nothing'}", f"  keeps: {', '.join(fix.kept) or 'nothing'}"]
     out += [f"  BRINGS {item.id} ({item.level}): {item.what}" for item in fix.introduced]
     out += [f"  open {gap.id}: {gap.why}; needs {'; '.join(gap.settled_by)}" for gap in fix.not_checked]

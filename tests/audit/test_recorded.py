@@ -63,6 +63,14 @@ def test_a_backend_that_was_ignored_in_silence() -> None:
     assert "X2" in audit_of_fix(known, {"moe_runner_backend": "triton"}).removed
 
 
+def test_lazy_buffers_with_speculation_do_not_start() -> None:
+    """m1_nextn on 0.5.16: the launcher refuses extra_buffer_lazy, so the change is not safe from the log alone either."""
+    known = gather(log_file_facts(H200 / "m1_nextn.log"))
+    fix = audit_of_fix(known, {"mamba_radix_cache_strategy": "extra_buffer_lazy"})
+    assert fix.verdict == "does_not_start" and "0.5.16" in str(fix.why)
+    assert audit_of_fix(known, {"disable_radix_cache": True}).verdict != "does_not_start"
+
+
 def test_silent_fp8_is_found_from_server_info_although_its_top_says_auto() -> None:
     """The scheduler's resolved dtype counts, the front process's auto does not."""
     info = json_object(H200 / "m2_auto.server_info.json")

@@ -460,3 +460,42 @@ def test_torch_native_is_not_cured_by_an_upgrade() -> None:
     }
     assert "another attention backend" in told["loaded"] and "upgrade" not in told["loaded"]
     assert "upgrade" in told["dropped"]
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("0.5.15.post1", "does_not_start"), ("0.5.16", "does_not_start"),
+                                                  ("0.5.17", "safe")])  # fmt: skip
+def test_a_change_that_does_not_start_is_not_safe(version: str, verdict: str) -> None:
+    """extra_buffer_lazy with speculation on a hybrid model: refused up to 0.5.16 (recorded there), taken later."""
+    known = read({
+        "recurrent": "gdn", "speculative_algorithm": "NEXTN", "speculative_num_draft_tokens": 4,
+        "mamba_radix_cache_strategy": "extra_buffer", "disable_radix_cache": False, "sglang_version": version,
+    })  # fmt: skip
+    fix = audit_of_fix(known, {"mamba_radix_cache_strategy": "extra_buffer_lazy"})
+    assert fix.verdict == verdict
+    finding = next(item for item in audit(known).findings if item.id == "S4")
+    if verdict == "does_not_start":
+        assert "extra_buffer_lazy" in str(fix.why) and fix.removed == []
+        assert "--disable-radix-cache" in finding.do and "does not start" in finding.do
+    else:
+        assert fix.why is None and fix.removed == ["S4"] and "does not start" not in finding.do
+    # What already stands in the way before the change is not blamed on it, and nothing else is called refused.
+    assert audit_of_fix(known, {"disable_radix_cache": True}).verdict == "safe"
+
+
+def test_a_value_that_the_version_does_not_know_does_not_start() -> None:
+    """mxfp8 KV came with 0.5.16's choices: 0.5.11 refuses the word."""
+    known = read({"kv_cache_dtype": "auto", "sglang_version": "0.5.11"})
+    assert audit_of_fix(known, {"kv_cache_dtype": "mxfp8"}).verdict == "does_not_start"
+    assert audit_of_fix(known, {"kv_cache_dtype": "bfloat16"}).verdict != "does_not_start"
+
+
+def test_the_title_follows_the_verdict_and_numbers_their_noun() -> None:
+    """KV1 is not 'without being asked' where it was asked for; one finding is no 'findings'."""
+    pool = {"kv_dtype_target": "float8_e4m3fn"}
+    titles = {
+        asked: next(f for f in audit(read({**pool, "kv_cache_dtype": asked})).findings if f.id == "KV1").title
+        for asked in ("auto", "fp8_e4m3")
+    }
+    assert titles["auto"].endswith("without being asked") and titles["fp8_e4m3"].endswith("as asked")
+    report = audit(read({"enable_fp32_lm_head": False}))
+    assert len(report.findings) == 1 and "(1 finding, " in report.answer
