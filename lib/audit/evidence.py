@@ -9,6 +9,8 @@ keys in `server_args=` lines and `/server_info` never get further than this file
 from __future__ import annotations
 
 import ast
+import difflib
+import functools
 import json
 import re
 import shlex
@@ -19,12 +21,13 @@ from typing import Any
 
 from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
-from lib.audit.scales import checkpoint_of
+from lib.audit.scales import checkpoint_of, version_of
 from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
 from lib.records import Evidence
+from lib.server.flags import known_versions, release
 from lib.server.lines import lines_of
 from lib.server.log import ServerLog, read_log
 from lib.server.redact import redact_text
@@ -144,6 +147,41 @@ def _typed_value(name: str, value: Any) -> Any:
         names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
         raise BadInput(f"expected {name} as {names}", f"{type(value).__name__}: {str(value)[:60]}")
     return value
+
+
+#: Arguments that are counts: one is the least.
+_AT_LEAST_ONE = ("tp_size", "context_length", "page_size", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+@functools.cache
+def _choices(name: str) -> tuple[str, ...]:
+    """What any release that was read takes for an argument; empty where a release takes any value."""
+    found: dict[str, None] = {}
+    for version in known_versions():
+        form = release(version).find(name)
+        if form is None:
+            continue
+        if form.choices is None or "choices" in form.unresolved:
+            return ()
+        found.update(dict.fromkeys(map(str, form.choices)))
+    return tuple(found)
+
+
+def check_argument(name: str, value: Any) -> None:
+    """Raises BadInput for a value of a server argument that no release of SGLang takes (a typing error, most likely).
+
+    What only some releases take passes here; `audit_of_fix` says `does_not_start` for the others.
+    """
+    if name not in _ARGUMENTS or value is None:
+        return
+    _typed_value(name, value)
+    flag, shown = "--" + name.replace("_", "-"), redact_text(f"{value}")[:60]
+    choices = _choices(name)
+    if choices and str(value) not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=4, cutoff=0.4)
+        raise BadInput(f"expected a value of {flag} that SGLang takes", shown, f"one of {', '.join(near or choices)}")
+    if name in _AT_LEAST_ONE and value < 1:
+        raise BadInput(f"expected {flag} of at least 1", shown)
 
 
 #: Compute capability by what a log or a person calls the GPU. Source: NVIDIA's CUDA GPU list.
@@ -831,7 +869,9 @@ def gpu_fact(text: str) -> Fact:
 
 
 def version_fact(version: str, source: str = "given") -> Fact:
-    """The SGLang version as somebody names it."""
+    """The SGLang version as somebody names it; BadInput when it is no release."""
+    if version_of(version) is None:
+        raise BadInput("expected an SGLang version such as 0.5.16", version[:60])
     return make_fact("sglang_version", version, "asked", source, path="--sglang-version", quote=version)
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.audit.evidence import (
+    ALIASES,
+    check_argument,
     checkpoint_facts,
     environ_facts,
     fetch_server,
@@ -28,7 +30,7 @@ from lib.audit.facts import Fact
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
 from lib.errors import BadInput, UnreadableFile
 from lib.findings import LEVELS
-from lib.server.redact import redact_object
+from lib.server.redact import redact_object, redact_text
 
 EPILOG = """\
 What could not be checked names the evidence that would settle it. --change audits the deployment as it would be after a
@@ -96,11 +98,18 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
         "server_info": lambda: server_info_facts(json_object(_path(args.server_info)), _name(args.server_info)),
         "metrics": lambda: metrics_facts(_text(args.metrics), _name(args.metrics)),
         "base_url": lambda: fetch_server(args.base_url, api_key=os.environ.get("WORKBOOK_API_KEY")),
-        "flags": lambda: flags_facts(args.flags),
+        "flags": lambda: _flags(args.flags),
         "environ": lambda: environ_facts(_text(args.environ), _name(args.environ)),
         "output": lambda: [_output(args.output)],
     }
     groups = [readers[name]() for name in given]
+    if not any(_tells(fact) for group in groups for fact in group):
+        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise BadInput(
+            "expected an input that says something about a deployment",
+            f"nothing that a rule asks for in {names}",
+            "give a launch line with flags of SGLang, its log, or the checkpoint's folder",
+        )
     if args.sglang_version:
         groups.append([version_fact(args.sglang_version)])
     if args.gpu:
@@ -108,6 +117,20 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
     if args.log and args.checkpoint:
         groups.append(ssm_dtype_facts(gather(*groups)))
     return groups
+
+
+def _tells(fact: Fact) -> bool:
+    """Whether a fact says anything: an empty text or a part of an environment without a known variable does not."""
+    if fact.name == "output_text":
+        return bool(fact.value.strip())
+    return fact.name != "environment" or bool(fact.value["variables"] or fact.value["complete"])
+
+
+def _flags(line: str) -> list[Fact]:
+    facts = flags_facts(line)
+    for fact in facts:
+        check_argument(fact.name, fact.value)
+    return facts
 
 
 def _output(name: str) -> Fact:
@@ -131,11 +154,16 @@ def _text(name: str) -> str:
         raise UnreadableFile(f"expected a readable file at {name}", error.strerror or str(error)) from error
 
 
+#: Facts whose value is an object.
+_OBJECTS = ("kv_scales", "kv_declared", "weight_quant", "environment", "rope")
+
+
 def _changes(pairs: list[str]) -> dict[str, Any]:
     change: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
+        name = ALIASES.get(name, name)
         if not sign or name not in changeable():
             raise BadInput(
                 "expected --change NAME=VALUE with a fact that can be chosen", pair, f"one of {', '.join(changeable())}"
@@ -145,7 +173,12 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             change[name] = value
         if name == "sglang_version":
-            change[name] = value
+            change[name] = version_fact(value).value
+        check_argument(name, change[name])
+        if name in _OBJECTS and not isinstance(change[name], dict):
+            raise BadInput(f"expected --change {name}= with a JSON object", redact_text(value)[:60])
+        if name == "kv_scales":
+            change[name] = {"present": True, "count": None, "all_one": None, **change[name]}
     return change
 
 
