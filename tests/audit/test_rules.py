@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.audit.checks import LEVELS, SEVERITIES, disagreements, output_signs
+from lib.audit.checks import LEVELS, SEVERITIES, disagreements, output_hints, output_signs
 from lib.audit.evidence import flags_facts, log_facts, stated_facts
 from lib.audit.facts import FACTS, HOW_ORDER, Facts, dtype_family, make_fact, torch_dtype, version_key
 from lib.audit.rules import LINES, RULES, VOIDED_BY, AuditReport, audit, audit_of_fix, changeable, rules_markdown
@@ -383,6 +383,14 @@ def test_bytes_per_token_by_two_sources() -> None:
         "!" * 64,
         "�" * 12 + " ��",
         "the answer is the the the the the the the the the the the the the the the",
+        "<|endoftext|>" * 20,
+        "The answer: <|im_end|> <|im_end|> <|im_end|> <|im_end|> <|im_end|>",
+        "<pad><pad><pad><pad><pad>",
+        "<｜end▁of▁sentence｜>" * 6,
+        "information " * 20,
+        "So, therefore. Therefore therefore therefore therefore therefore therefore therefore",
+        "I will look at the file again. " * 12,
+        "It is fine, and then " + "!" * 40,
         "broadcast返回罨返回返回返回返回返回返回的同时arya稳定有价值当之无愧无限稳",
     ],
 )
@@ -402,6 +410,11 @@ def test_garbage_is_seen(text: str) -> None:
         "Das Modell (英語: model) ist groß; 東京 liegt in Japan, Москва in Russland.",
         "日本語のテキストです。カタカナとひらがなと漢字が混ざっています。",
         "快速的棕色狐狸跳过了懒狗。今天天气很好，我们去公园散步吧。",
+        "x = [" + "0, " * 60 + "0]\nprint(x)\n",
+        "#include <stdio.h>\nstatic const int t[] = {" + "0x00, " * 30 + "0x01};\n",
+        "def f():\n    s = '" + "!" * 30 + "'\n    return s  # a bar of marks, as a banner of the program shows it to users\n",
+        "He had had enough: very, very, very, very good.",
+        "<br><br><br><br><p>New paragraph of a page, with a sentence in it.</p>",
         "x = [0, 0, 0, 0, 1]\nfor i in range(10):\n    print(i)\n" * 3,
     ],
 )
@@ -499,3 +512,18 @@ def test_the_title_follows_the_verdict_and_numbers_their_noun() -> None:
     assert titles["auto"].endswith("without being asked") and titles["fp8_e4m3"].endswith("as asked")
     report = audit(read({"enable_fp32_lm_head": False}))
     assert len(report.findings) == 1 and "(1 finding, " in report.answer
+
+
+@pytest.mark.parametrize("text", ["", " \n\t "])
+def test_an_empty_text_is_not_plausible(text: str) -> None:
+    """Nothing came back: that is no answer that was checked and found good."""
+    report = audit(read({"output_text": text}))
+    assert "G1" in {item.id for item in report.not_checked} and "G1" not in {item.id for item in report.fine}
+
+
+def test_repetition_in_code_is_at_most_a_warning() -> None:
+    """A table of zeros in a program is named, and not called garbage."""
+    text = "x = [" + "0, " * 60 + "0]\nprint(x)\n"
+    assert output_hints(text) and not output_signs(text)
+    finding = next(item for item in audit(read({"output_text": text})).findings if item.id == "G1")
+    assert (finding.level, finding.verdict) == ("warning", "repetition_in_code") and "class" not in finding.values
