@@ -458,8 +458,10 @@ def kv8(look: Look) -> Outcome:
     if prefill != "flashinfer":
         return _not_for(f"prefill runs on {prefill}, not flashinfer")
     if not look.facts.known("kv_scales") and look.maybe("kv_scales_loaded") == "dropped":
-        return _fine("this version loads no scales whatever there is: writing and reading agree on 1.0 (see KV2)",
-                     "kv_scales_dropped")
+        return _fine(
+            "this version loads no scales whatever there is: writing and reading agree on 1.0 (see KV2)",
+            "kv_scales_dropped",
+        )
     scales = look("kv_scales")
     if not scales["present"] or scales["all_one"]:
         return _fine("no scale other than 1.0 to lose", "no_scale_to_lose")
@@ -506,19 +508,31 @@ def _weights(look: Look) -> str:
 
 def q0(look: Look) -> Outcome:
     kind = _weights(look)
+    told = look("weight_quant") or {}
     if kind == "none":
-        return _fine("the weights are not quantized", "weights_not_quantized")
+        excluded = f" ({told['detail']})" if "excluded" in str(told.get("detail")) else ""
+        return _fine(f"the weights are not quantized{excluded}", "weights_not_quantized")
+    if told.get("stored_narrow") is False:
+        return _cannot(
+            f"the files declare {told.get('detail') or kind} and hold no tensor of fewer than 16 bits ({told['stored']}): "
+            "whether the weights are quantized while loading only the log says",
+            "log_lines",
+        )
     words = {
         "nvfp4": "NVFP4 weights (4 bits with block scales), and 4-bit activations wherever a native FP4 kernel runs",
         "mxfp4": "MXFP4 weights (4 bits with block scales)",
         "fp8": "FP8 weights",
         "mixed": "weights of mixed precision",
     }
-    detail = (look("weight_quant") or {}).get("detail")
+    detail = told.get("detail")
+    fact = look.facts.best("weight_quant")
+    unseen = fact is not None and fact.source == "log"
     return Outcome(
         kind="accepted",
         verdict="weights_quantized",
-        what=words.get(kind, f"{kind} weights") + (f" ({detail})" if detail else ""),
+        what=words.get(kind, f"{kind} weights")
+        + (f" ({detail})" if detail else "")
+        + (", as the log names them; which layers are left out only the checkpoint's files say" if unseen else ""),
         do="a checkpoint with wider weights, where it fits; for FP4 also the marlin runner, which keeps activations "
         "in 16 bits",
     )

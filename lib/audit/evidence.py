@@ -550,6 +550,7 @@ def checkpoint_facts(folder: Path) -> list[Fact]:
 def facts_of_checkpoint(checkpoint: Checkpoint, name: str) -> list[Fact]:
     """The same from a checkpoint that was read before; `name` is what its evidence is called."""
     facts = config_facts(checkpoint.config, checkpoint.hf_quant_config, name)
+    facts = _stored_weights(facts, checkpoint.parameters_by_dtype, name)
     scales = checkpoint.scales
     if scales is not None:
         facts.append(
@@ -817,7 +818,10 @@ def config_facts(
     method = (quantization or {}).get("quant_method")
     if quantization and str(method) == "compressed-tensors":
         algo = algo or str(quantization.get("format") or "")
-    add("weight_quant", weight_quant(method, algo))
+    declared = weight_quant(method, algo)
+    if declared["kind"] != "none" and _all_excluded(quantization, section):
+        declared = {"kind": "none", "detail": f"{declared['detail']} is declared, and every linear is excluded from it"}
+    add("weight_quant", declared)
     add("mla", bool(inner.get("kv_lora_rank")))
     experts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     add("is_moe", any(isinstance(inner.get(key), int) and inner[key] > 1 for key in experts))
@@ -831,6 +835,34 @@ def config_facts(
     if architectures and str(architectures[0]) in forced:
         add("kv_auto_forced", forced[str(architectures[0])])
     return facts
+
+
+def _all_excluded(*sections: Any) -> bool:
+    """Whether a quantization leaves every linear out (`*`), so that it only stands for the KV cache."""
+    keys = ("ignore", "exclude_modules", "modules_to_not_convert", "exclude")
+    lists = [
+        part[key] for part in sections if isinstance(part, dict) for key in keys if isinstance(part.get(key), list)
+    ]
+    return any(str(name) in ("*", "re:.*") for names in lists for name in names)
+
+
+#: safetensors dtypes that hold weights in 16 bits or more; everything else is a narrow or packed form.
+_WIDE = {"F64", "F32", "F16", "BF16", "I64", "BOOL", "C64"}
+
+
+def _stored_weights(facts: list[Fact], parameters: Mapping[str, int], path: str) -> list[Fact]:
+    """The same facts, with `weight_quant` corrected by what the tensors are stored as (`stored_narrow`)."""
+    if not parameters:
+        return facts
+    narrow = {dtype: count for dtype, count in parameters.items() if dtype not in _WIDE}
+    told = ", ".join(f"{dtype} {count:,}" for dtype, count in parameters.items())
+    out: list[Fact] = []
+    for fact in facts:
+        if fact.name == "weight_quant" and fact.value["kind"] != "none":
+            value = {**fact.value, "stored_narrow": bool(narrow), "stored": told}
+            fact = make_fact("weight_quant", value, "read", fact.source, path=path, quote=f"parameters: {told}")
+        out.append(fact)
+    return out
 
 
 def _recurrent_kind(inner: Mapping[str, Any]) -> str:

@@ -141,7 +141,9 @@ class FixAudit(Record):
 
     change: dict[str, Any]
     verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing", "does_not_start"]
-    why: str | None = Field(default=None, description="does_not_start: what the server says, and where that is known from")
+    why: str | None = Field(
+        default=None, description="does_not_start: what the server says, and where that is known from"
+    )
     removed: list[str]
     kept: list[str]
     introduced: list[Finding]

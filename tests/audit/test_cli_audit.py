@@ -151,7 +151,7 @@ def test_no_secret_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, 
     text.write_text("the key is sk-Abcdef0123456789abcdef and so on, it said. " * 4)
     line = (
         "python -m sglang.launch_server --model-path https://u:SECRETPW123@x/sk-Zyxwvu9876543210zyxw "
-        "--json-model-override-args '{\"api_key\":\"OVERRIDEKEY123\",\"x\":\"" + "y" * 200 + "\"}' "
+        '--json-model-override-args \'{"api_key":"OVERRIDEKEY123","x":"' + "y" * 200 + "\"}' "
         "--chat-template https://u:" + "p" * 130 + "SECRETPW123@x/t"
     )
     code, out, err = run(capsys, "--flags", line, "--output", str(text), *form)
@@ -170,7 +170,9 @@ def test_a_secret_in_a_change(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_values_that_exist_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
     """The check of values refuses typing errors only: every spelling of a release passes, -1 where it means 'off'."""
-    line = "--kv-cache-dtype fp8_e4m3 --attention-backend triton --chunked-prefill-size -1 --tp 8 --reasoning-parser qwen3"
+    line = (
+        "--kv-cache-dtype fp8_e4m3 --attention-backend triton --chunked-prefill-size -1 --tp 8 --reasoning-parser qwen3"
+    )
     assert run(capsys, "--flags", line)[0] == 0
     assert run(capsys, "--log", M2, "--change", "kv_cache_dtype=bf16", "--change", "tp=2")[0] == 0
     assert "fp8_e4m3" in run(capsys, "--flags", "--kv-cache-dtype fp8")[2]

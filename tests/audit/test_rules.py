@@ -412,7 +412,9 @@ def test_garbage_is_seen(text: str) -> None:
         "快速的棕色狐狸跳过了懒狗。今天天气很好，我们去公园散步吧。",
         "x = [" + "0, " * 60 + "0]\nprint(x)\n",
         "#include <stdio.h>\nstatic const int t[] = {" + "0x00, " * 30 + "0x01};\n",
-        "def f():\n    s = '" + "!" * 30 + "'\n    return s  # a bar of marks, as a banner of the program shows it to users\n",
+        "def f():\n    s = '"
+        + "!" * 30
+        + "'\n    return s  # a bar of marks, as a banner of the program shows it to users\n",
         "He had had enough: very, very, very, very good.",
         "<br><br><br><br><p>New paragraph of a page, with a sentence in it.</p>",
         "x = [0, 0, 0, 0, 1]\nfor i in range(10):\n    print(i)\n" * 3,
@@ -468,7 +470,9 @@ def test_torch_native_is_not_cured_by_an_upgrade() -> None:
     native = {"attention_backend_prefill": "torch_native", "attention_backend_decode": "torch_native"}
     base = {"kv_dtype_target": "float8_e4m3fn", "kv_scales": SCALES}
     told = {
-        loaded: next(f for f in audit(read({**base, "kv_scales_loaded": loaded, **native})).findings if f.id == "KV2").do
+        loaded: next(
+            f for f in audit(read({**base, "kv_scales_loaded": loaded, **native})).findings if f.id == "KV2"
+        ).do
         for loaded in ("loaded", "dropped")
     }
     assert "another attention backend" in told["loaded"] and "upgrade" not in told["loaded"]
