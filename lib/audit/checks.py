@@ -6,6 +6,7 @@ unknown can never come out as fine.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -47,6 +48,7 @@ class Outcome:
     kind: Literal["found", "fine", "not_applicable", "cannot_check", "accepted"]
     what: str
     verdict: str = "ok"
+    title: str | None = None
     level: Level = "warning"
     severity: Severity | None = None
     certainty: How | None = None
@@ -199,6 +201,7 @@ def kv1(look: Look) -> Outcome:
             "warning",
             "silent_quantized_kv",
             f"the KV pool is {pool} under --kv-cache-dtype auto: the files decided it, and no line says so",
+            title="The KV cache is quantized without being asked",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_dtype": pool, "asked": asked},
         )
@@ -208,6 +211,7 @@ def kv1(look: Look) -> Outcome:
         "warning",
         "quantized_kv_by_choice",
         f"the KV pool is {pool}, as asked with --kv-cache-dtype {asked}",
+        title="The KV cache is quantized, as asked",
         severity="medium",
         changes=({"kv_cache_dtype": "bfloat16"},),
         values={"kv_dtype": pool, "asked": asked},
@@ -222,6 +226,17 @@ def kv2(look: Look) -> Outcome:
         return _not_for("scales come from --quantization-param-path: see KV7")
     warned = look.maybe_line("scale_default")
     scales = look.maybe("kv_scales")
+    if scales is None and look.facts.value("kv_scales_loaded") == "dropped":
+        look("kv_scales_loaded")
+        return _found(
+            "warning",
+            "scale_1.0_in_use",
+            "the loader of this class and version leaves KV scales out whatever the checkpoint holds: scale 1.0 is in "
+            "use",
+            do="BF16 KV; or calibrated scales with a version whose loader maps them (check KV3 for that version first)",
+            changes=({"kv_cache_dtype": "bfloat16"},),
+            values={"kv_scales_in_checkpoint": None, "scale_warning": warned, "scale_in_effect": 1.0},
+        )
     if scales is None:
         if warned:
             return _cannot(
@@ -249,7 +264,10 @@ def kv2(look: Look) -> Outcome:
             "warning",
             "scale_1.0_in_use",
             f"the checkpoint has {scales.get('count') or 'some'} KV scale tensors, but {reason}: scale 1.0 is in use",
-            do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)",
+            do="upgrade to a version whose loader maps them, or BF16 KV (check KV3 for that version first)"
+            if loaded == "dropped"
+            else "another attention backend, which reads the pool with the scales, or BF16 KV; no version of torch_native "
+            "that was read uses them",
             changes=({"kv_cache_dtype": "bfloat16"},),
             values={"kv_scales_in_checkpoint": True, "scale_warning": warned, "scale_in_effect": 1.0},
         )
@@ -286,7 +304,10 @@ def kv3(look: Look) -> Outcome:
     family = _family(look)
     if family not in ("16bit", "32bit"):
         return _not_for("the KV pool is quantized: what is written divided is read multiplied (see KV2 and KV8)")
-    scales = look("kv_scales")
+    if look.facts.value("kv_scales_loaded") == "dropped":
+        scales = look.maybe("kv_scales", {"present": True, "all_one": None})
+    else:
+        scales = look("kv_scales")
     if not scales["present"]:
         return _fine("no k_scale/v_scale tensor in the checkpoint", "no_kv_scales")
     if scales["all_one"]:
@@ -299,7 +320,9 @@ def kv3(look: Look) -> Outcome:
             return _found(
                 "info",
                 "right_only_until_upgrade",
-                "the 16-bit pool is read right only because this version drops the checkpoint's scales; from 0.5.17 on "
+                "the 16-bit pool is read right only because this version drops "
+                + ("the checkpoint's scales" if look.facts.known("kv_scales") else "whatever scales the checkpoint has")
+                + "; from 0.5.17 on "
                 "Qwen3.5 loads them, and on triton or flashinfer the same flags then give wrong attention in silence",
                 severity="high",
                 certainty="read",
@@ -434,6 +457,11 @@ def kv8(look: Look) -> Outcome:
     prefill = look("attention_backend_prefill")
     if prefill != "flashinfer":
         return _not_for(f"prefill runs on {prefill}, not flashinfer")
+    if not look.facts.known("kv_scales") and look.maybe("kv_scales_loaded") == "dropped":
+        return _fine(
+            "this version loads no scales whatever there is: writing and reading agree on 1.0 (see KV2)",
+            "kv_scales_dropped",
+        )
     scales = look("kv_scales")
     if not scales["present"] or scales["all_one"]:
         return _fine("no scale other than 1.0 to lose", "no_scale_to_lose")
@@ -480,19 +508,31 @@ def _weights(look: Look) -> str:
 
 def q0(look: Look) -> Outcome:
     kind = _weights(look)
+    told = look("weight_quant") or {}
     if kind == "none":
-        return _fine("the weights are not quantized", "weights_not_quantized")
+        excluded = f" ({told['detail']})" if "excluded" in str(told.get("detail")) else ""
+        return _fine(f"the weights are not quantized{excluded}", "weights_not_quantized")
+    if told.get("stored_narrow") is False:
+        return _cannot(
+            f"the files declare {told.get('detail') or kind} and hold no tensor of fewer than 16 bits ({told['stored']}): "
+            "whether the weights are quantized while loading only the log says",
+            "log_lines",
+        )
     words = {
         "nvfp4": "NVFP4 weights (4 bits with block scales), and 4-bit activations wherever a native FP4 kernel runs",
         "mxfp4": "MXFP4 weights (4 bits with block scales)",
         "fp8": "FP8 weights",
         "mixed": "weights of mixed precision",
     }
-    detail = (look("weight_quant") or {}).get("detail")
+    detail = told.get("detail")
+    fact = look.facts.best("weight_quant")
+    unseen = fact is not None and fact.source == "log"
     return Outcome(
         kind="accepted",
         verdict="weights_quantized",
-        what=words.get(kind, f"{kind} weights") + (f" ({detail})" if detail else ""),
+        what=words.get(kind, f"{kind} weights")
+        + (f" ({detail})" if detail else "")
+        + (", as the log names them; which layers are left out only the checkpoint's files say" if unseen else ""),
         do="a checkpoint with wider weights, where it fits; for FP4 also the marlin runner, which keeps activations "
         "in 16 bits",
     )
@@ -730,6 +770,15 @@ def s3(look: Look) -> Outcome:
     )
 
 
+def _s4_remedy(look: Look) -> str:
+    """What to choose instead, by version: up to 0.5.16 extra_buffer_lazy refuses to start with speculation."""
+    version = look.maybe_version()
+    if version is not None and version < (0, 5, 17, 0):
+        return "--disable-radix-cache (extra_buffer_lazy does not start with speculation up to 0.5.16)"
+    lazy = "--mamba-radix-cache-strategy extra_buffer_lazy, or --disable-radix-cache"
+    return lazy if version is not None else f"{lazy}; up to 0.5.16 the former does not start with speculation"
+
+
 def s4(look: Look) -> Outcome:
     if not _recurrent(look):
         return _not_for("no recurrent layers")
@@ -747,9 +796,7 @@ def s4(look: Look) -> Outcome:
             "full: the "
             "pattern of a corrupted recurrent state after eviction (token 0 repeated, '!!!!')",
             certainty="quoted",
-            do="restart; then --mamba-radix-cache-strategy extra_buffer_lazy where this version takes it with "
-            "speculation, or "
-            "--disable-radix-cache",
+            do=f"restart; then {_s4_remedy(look)}",
             changes=({"disable_radix_cache": True},),
         )
     return _found(
@@ -759,6 +806,7 @@ def s4(look: Look) -> Outcome:
         "was reported "
         "for this combination (open)",
         certainty="quoted",
+        do=f"{_s4_remedy(look)}; watch the accept rate",
         changes=({"disable_radix_cache": True},),
     )
 
@@ -1216,7 +1264,19 @@ def h2(look: Look) -> Outcome:
 
 
 def g1(look: Look) -> Outcome:
-    signs = output_signs(str(look("output_text")))
+    text = str(look("output_text"))
+    if not text.strip():
+        raise Missing(["output_text"], "the text is empty: nothing can be said of it")
+    signs, hints = output_signs(text), output_hints(text)
+    if hints and not signs:
+        return _found(
+            "warning",
+            "repetition_in_code",
+            "the text looks like code or a table and repeats itself: " + "; ".join(hints),
+            severity="low",
+            do="read the place; data repeats itself, a loop of the model does too",
+            values={"hints": hints},
+        )
     if not signs:
         return _fine("the text shows no sign of garbage", "text_plausible")
     return _found(
@@ -1287,6 +1347,19 @@ def x1(look: Look) -> Outcome:
 
 def x2(look: Look) -> Outcome:
     """What was asked for and what was allocated or taken."""
+    ignored = [one for one in look.facts.value("backends_replaced") or () if one["silent"]]
+    if ignored:
+        look("backends_replaced")
+        told = "; ".join(f"{one['kind']} {one['asked']} was asked for, {one['taken']} runs" for one in ignored)
+        return _found(
+            "warning",
+            "backend_ignored",
+            f"{told}, and no message says so",
+            severity="medium",
+            do="ask for the backend that runs, or change what keeps the other from running (weights, GPU, version); every "
+            "number measured under the asked name belongs to the one that ran",
+            values={"ignored": ignored},
+        )
     asked = torch_dtype(look("kv_cache_dtype"))
     real = look.facts.best("kv_dtype_target")
     if real is None or (real.how not in ("measured", "read") and real.source != "arithmetic"):
@@ -1299,6 +1372,10 @@ def x2(look: Look) -> Outcome:
             f"--kv-cache-dtype {look('kv_cache_dtype')} was asked for, {real.value} was allocated",
             values={"asked": asked, "allocated": real.value},
         )
+    replaced = look.maybe("backends_replaced") or []
+    if replaced:
+        told = "; ".join(f"{one['kind']} {one['asked']} was asked for, {one['taken']} runs" for one in replaced)
+        return _found("info", "backend_replaced", f"{told}; the log says so", severity="medium")
     if look.maybe_line("backend_fallback") or look.maybe_line("attention_changed"):
         return _found(
             "info",
@@ -1359,8 +1436,9 @@ def _plain(value: Any, name: str = "") -> Any:
 
 
 def output_signs(text: str) -> list[str]:
-    """Signs that a text is garbage (one repeated piece, replacement characters, scripts mixed within a phrase);
-    empty if none.
+    """Signs that a text is garbage; empty if none.
+
+    One piece, word or phrase repeated, special tokens in a row, replacement characters, scripts mixed within a phrase.
 
     Example: `output_signs("+" * 50)` names the repetition; a paragraph of English, Chinese or Python gives no sign.
     """
@@ -1371,9 +1449,7 @@ def output_signs(text: str) -> list[str]:
     lost = body.count("\ufffd") / len(body)
     if lost > 0.05:
         signs.append(f"{lost:.0%} replacement characters")
-    run = _longest_repeat(body)
-    if run:
-        signs.append(run)
+    signs += _repeats(text)[0]
     scripts = [script for script in (_script(char) for char in text) if script]
     mixed = sorted(set(scripts))
     foreign = [name for name in mixed if scripts.count(name) >= 2]
@@ -1383,24 +1459,67 @@ def output_signs(text: str) -> list[str]:
     return signs
 
 
-_REPEAT = re.compile(r"(.{1,4}?)\1{4,}")
+def output_hints(text: str) -> list[str]:
+    """Repetition that code and tables may hold (a row of zeros, a ruler, equal lines); never garbage by itself.
 
+    Example: `output_hints("x = [" + "0, " * 40 + "0]")` names it, and `output_signs` of the same text is empty.
+    """
+    return _repeats(text)[1]
+
+
+_REPEAT = re.compile(r"(.{1,4}?)\1{4,}")
+_PHRASE = re.compile(r"(.{5,120}?)\1{4,}")
+_SPECIAL = re.compile(
+    r"((?:<[|\uff5c][^<>|\uff5c]{1,60}[|\uff5c]>|</?s>|<(?:pad|unk|eos|bos|mask|unused\d+|extra_id_\d+)>|\[(?:PAD|UNK|MASK)\])\s*)"
+    r"\1{3,}"
+)
 
 #: Characters that good text repeats: rules, underlines, table borders, bars.
 _RULERS = set("-=_*#.~/\\|+:─━═│█▇░▏▎")
+_LIMIT = 20_000
 
 
-def _longest_repeat(body: str) -> str | None:
-    found = max(_REPEAT.finditer(body[:20_000]), key=lambda match: len(match.group(0)), default=None)
-    if found is None:
-        return None
-    length, piece = len(found.group(0)), found.group(1)
-    share = length / min(len(body), 20_000)
-    if set(piece) <= _RULERS and share < 0.8:
-        return None
-    if length < 24 and share < 0.2:
-        return None
-    return f"{piece!r} repeated {length // len(piece)} times"
+def _repeats(text: str) -> tuple[list[str], list[str]]:
+    """Repetitions in a text: those that make it garbage, and those that code or a table may hold."""
+    text = text[:_LIMIT]
+    body = "".join(text.split())
+    special = _SPECIAL.search(text)
+    if special:
+        return [f"{special[1].strip()!r} repeated {len(special[0]) // len(special[1])} times"], []
+    found: list[tuple[str, int, int]] = []
+    piece = max(_REPEAT.finditer(body), key=lambda match: len(match[0]), default=None)
+    if piece is not None:
+        length, share = len(piece[0]), len(piece[0]) / len(body)
+        ruler = set(piece[1]) <= _RULERS and share < 0.8
+        if not ruler and (length >= 24 or share >= 0.2):
+            found.append((piece[1], length // len(piece[1]), length))
+    words = [(word.strip(".,;:!?\"'()").casefold(), len(word)) for word in text.split()]
+    for word, run in itertools.groupby(words, key=lambda pair: pair[0]):
+        sizes = [size for _, size in run]
+        if any(map(str.isalpha, word)) and (len(sizes) >= 12 or (len(sizes) >= 6 and sum(sizes) >= 0.3 * len(body))):
+            found.append((word, len(sizes), sum(sizes)))
+    phrase = max(_PHRASE.finditer(body), key=lambda match: len(match[0]), default=None)
+    if phrase is not None and len(phrase[0]) >= 0.5 * len(body) and not set(phrase[1]) <= _RULERS:
+        found.append((phrase[1], len(phrase[0]) // len(phrase[1]), len(phrase[0])))
+    if not found:
+        return [], []
+    what, times, length = max(found, key=lambda one: one[2])
+    told = [f"{what!r} repeated {times} times"]
+    data = bool(re.search(r"[\d,|]", what)) or len(what) >= 5
+    tame = _codelike(text) and (data or (not re.search(r"[^\W\d_]", what) and length < 0.8 * len(body)))
+    return ([], told) if tame else (told, [])
+
+
+_CODE = re.compile(
+    r"^\s*(?:def |class |import |from \w+ import|return\b|for\b.*[:{]|if\b.*[:{]|#include|const |let |var |\||```|\}|print\()"
+    r"|[\w\])]\s*(?:=|:=|\+=)\s*[\[({\"'\w]|[;{]\s*$",
+    re.M,
+)
+
+
+def _codelike(text: str) -> bool:
+    """Whether a text has the marks of code or of a table: statements, assignments, fences, rows."""
+    return bool(_CODE.search(text))
 
 
 def _script(char: str) -> str | None:

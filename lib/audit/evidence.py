@@ -9,6 +9,8 @@ keys in `server_args=` lines and `/server_info` never get further than this file
 from __future__ import annotations
 
 import ast
+import difflib
+import functools
 import json
 import re
 import shlex
@@ -19,11 +21,13 @@ from typing import Any
 
 from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
-from lib.audit.scales import checkpoint_of
+from lib.audit.scales import checkpoint_of, version_of
 from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.model.memory import state_bytes_per_slot, state_pool_gib
+from lib.records import Evidence
+from lib.server.flags import known_versions, release
 from lib.server.lines import lines_of
 from lib.server.log import ServerLog, read_log
 from lib.server.redact import redact_text
@@ -93,6 +97,7 @@ _NUMBER = {
     "tp_size": int,
     "context_length": int,
     "chunked_prefill_size": int,
+    "speculative_num_draft_tokens": int,
     "speculative_eagle_topk": int,
     "page_size": int,
     "speculative_draft_window_size": int,
@@ -142,6 +147,41 @@ def _typed_value(name: str, value: Any) -> Any:
         names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
         raise BadInput(f"expected {name} as {names}", f"{type(value).__name__}: {str(value)[:60]}")
     return value
+
+
+#: Arguments that are counts: one is the least.
+_AT_LEAST_ONE = ("tp_size", "context_length", "page_size", "speculative_eagle_topk", "speculative_num_draft_tokens")
+
+
+@functools.cache
+def _choices(name: str) -> tuple[str, ...]:
+    """What any release that was read takes for an argument; empty where a release takes any value."""
+    found: dict[str, None] = {}
+    for version in known_versions():
+        form = release(version).find(name)
+        if form is None:
+            continue
+        if form.choices is None or "choices" in form.unresolved:
+            return ()
+        found.update(dict.fromkeys(map(str, form.choices)))
+    return tuple(found)
+
+
+def check_argument(name: str, value: Any) -> None:
+    """Raises BadInput for a value of a server argument that no release of SGLang takes (a typing error, most likely).
+
+    What only some releases take passes here; `audit_of_fix` says `does_not_start` for the others.
+    """
+    if name not in _ARGUMENTS or value is None:
+        return
+    _typed_value(name, value)
+    flag, shown = "--" + name.replace("_", "-"), redact_text(f"{value}")[:60]
+    choices = _choices(name)
+    if choices and str(value) not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=4, cutoff=0.4)
+        raise BadInput(f"expected a value of {flag} that SGLang takes", shown, f"one of {', '.join(near or choices)}")
+    if name in _AT_LEAST_ONE and value < 1:
+        raise BadInput(f"expected {flag} of at least 1", shown)
 
 
 #: Compute capability by what a log or a person calls the GPU. Source: NVIDIA's CUDA GPU list.
@@ -399,6 +439,7 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         if log.capacity.context_len:
             add("context_len", log.capacity.context_len, "measured", log.capacity)
     _taken_backends(log, add)
+    facts += _replaced_backends(log, path)
     started = bool(log.weights and log.capacity) if engine == "sglang" else bool(log.vllm_capacity or log.ready)
     add("startup_seen", started, "read")
     add("log_lines", marks.lines, "read")
@@ -428,6 +469,19 @@ def _server_log_facts(log: ServerLog, marks: _Marks, path: str) -> list[Fact]:
         quote = seen["quote"]
         facts.append(make_fact("kernel_trace", [quote], "read", "log", path=path, line=seen["line"], quote=quote))
     return facts
+
+
+def _replaced_backends(log: ServerLog, path: str) -> list[Fact]:
+    """Backends that were asked for and did not run: by a line that says so, or in silence (`backend_ignored`)."""
+    if not log.backends:
+        return []
+    silent = {notice.line_no for notice in log.notices if notice.id == "backend_ignored"}
+    changed = [backend for backend in log.backends if backend.changed]
+    value = [
+        {"kind": one.kind, "asked": one.asked, "taken": one.taken, "silent": one.line_no in silent} for one in changed
+    ]
+    places = [Evidence(path=path, line=one.line_no, quote=_clean(one.line or "")) for one in changed]
+    return [Fact(name="backends_replaced", value=value, how="read", source="log", evidence=places)]
 
 
 def _taken_backends(log: ServerLog, add: Callable[..., None]) -> None:
@@ -496,6 +550,7 @@ def checkpoint_facts(folder: Path) -> list[Fact]:
 def facts_of_checkpoint(checkpoint: Checkpoint, name: str) -> list[Fact]:
     """The same from a checkpoint that was read before; `name` is what its evidence is called."""
     facts = config_facts(checkpoint.config, checkpoint.hf_quant_config, name)
+    facts = _stored_weights(facts, checkpoint.parameters_by_dtype, name)
     scales = checkpoint.scales
     if scales is not None:
         facts.append(
@@ -763,7 +818,10 @@ def config_facts(
     method = (quantization or {}).get("quant_method")
     if quantization and str(method) == "compressed-tensors":
         algo = algo or str(quantization.get("format") or "")
-    add("weight_quant", weight_quant(method, algo))
+    declared = weight_quant(method, algo)
+    if declared["kind"] != "none" and _all_excluded(quantization, section):
+        declared = {"kind": "none", "detail": f"{declared['detail']} is declared, and every linear is excluded from it"}
+    add("weight_quant", declared)
     add("mla", bool(inner.get("kv_lora_rank")))
     experts = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
     add("is_moe", any(isinstance(inner.get(key), int) and inner[key] > 1 for key in experts))
@@ -777,6 +835,34 @@ def config_facts(
     if architectures and str(architectures[0]) in forced:
         add("kv_auto_forced", forced[str(architectures[0])])
     return facts
+
+
+def _all_excluded(*sections: Any) -> bool:
+    """Whether a quantization leaves every linear out (`*`), so that it only stands for the KV cache."""
+    keys = ("ignore", "exclude_modules", "modules_to_not_convert", "exclude")
+    lists = [
+        part[key] for part in sections if isinstance(part, dict) for key in keys if isinstance(part.get(key), list)
+    ]
+    return any(str(name) in ("*", "re:.*") for names in lists for name in names)
+
+
+#: safetensors dtypes that hold weights in 16 bits or more; everything else is a narrow or packed form.
+_WIDE = {"F64", "F32", "F16", "BF16", "I64", "BOOL", "C64"}
+
+
+def _stored_weights(facts: list[Fact], parameters: Mapping[str, int], path: str) -> list[Fact]:
+    """The same facts, with `weight_quant` corrected by what the tensors are stored as (`stored_narrow`)."""
+    if not parameters:
+        return facts
+    narrow = {dtype: count for dtype, count in parameters.items() if dtype not in _WIDE}
+    told = ", ".join(f"{dtype} {count:,}" for dtype, count in parameters.items())
+    out: list[Fact] = []
+    for fact in facts:
+        if fact.name == "weight_quant" and fact.value["kind"] != "none":
+            value = {**fact.value, "stored_narrow": bool(narrow), "stored": told}
+            fact = make_fact("weight_quant", value, "read", fact.source, path=path, quote=f"parameters: {told}")
+        out.append(fact)
+    return out
 
 
 def _recurrent_kind(inner: Mapping[str, Any]) -> str:
@@ -815,7 +901,9 @@ def gpu_fact(text: str) -> Fact:
 
 
 def version_fact(version: str, source: str = "given") -> Fact:
-    """The SGLang version as somebody names it."""
+    """The SGLang version as somebody names it; BadInput when it is no release."""
+    if version_of(version) is None:
+        raise BadInput("expected an SGLang version such as 0.5.16", version[:60])
     return make_fact("sglang_version", version, "asked", source, path="--sglang-version", quote=version)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lib.records import Evidence, Record
+from lib.server.redact import redact_text
 
 #: How a fact is known, strongest first: seen on a running process, read in the file or answer that decides it,
 #: worked out from other facts, said by somebody in public, only asked for.
@@ -106,6 +107,7 @@ FACTS: dict[str, FactKind] = dict(
         _argument("enable_mamba_cache_stochastic_rounding", "recurrent state rounded stochastically"),
         _argument("disable_radix_cache", "prefix cache off"),
         _argument("speculative_algorithm", "speculative decoding algorithm"),
+        _argument("speculative_num_draft_tokens", "tokens that one verification looks at"),
         _argument("speculative_eagle_topk", "branches of the draft tree"),
         _argument("page_size", "tokens per page of the KV pool"),
         _argument("speculative_accept_threshold_single", "acceptance threshold for one token"),
@@ -171,6 +173,7 @@ FACTS: dict[str, FactKind] = dict(
         ),
         _row("attention_backend_prefill", "attention backend that prefill takes", "process", _LAUNCH),
         _row("attention_backend_decode", "attention backend that decode takes", "process", _LAUNCH),
+        _row("backends_replaced", "backends that were asked for and are not the ones that run", "process", _LOG),
         _row("ssm_dtype", "dtype of the recurrent state by the size of its pool", "process", (*_LOG, *_CKPT)),
         _row("state_pool", "slots and size of the recurrent state's pool", "process", _LOG),
         _row("context_len", "context length that is served", "process", (*_LOG, "--server-info"), True),
@@ -256,7 +259,7 @@ def make_fact(
     note: str | None = None,
 ) -> Fact:
     """One sighting with one place as evidence (the source's name when there is no file)."""
-    evidence = [Evidence(path=path or source, line=line, quote=quote[:400] if quote else None)]
+    evidence = [Evidence(path=path or source, line=line, quote=redact_text(quote)[:400] if quote else None)]
     return Fact(name=name, value=value, how=how, source=source, evidence=evidence, note=note)
 
 

@@ -8,6 +8,7 @@ settle it, and which losses are accepted (quantized weights).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,10 +17,11 @@ from pydantic import Field
 
 from lib.audit import checks
 from lib.audit.checks import LEVELS, SEVERITIES, Level, Look, Missing, Outcome, Severity, short
-from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How
+from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, version_key
 from lib.audit.scales import derived, extrapolated, version_of
 from lib.errors import BadInput
 from lib.records import Evidence, Record
+from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,10 @@ class FixAudit(Record):
     """What a change does to the audit: findings that it removes, keeps and brings, and what can no longer be told."""
 
     change: dict[str, Any]
-    verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing"]
+    verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing", "does_not_start"]
+    why: str | None = Field(
+        default=None, description="does_not_start: what the server says, and where that is known from"
+    )
     removed: list[str]
     kept: list[str]
     introduced: list[Finding]
@@ -295,7 +300,7 @@ _ANY = ("sglang", "vllm")
 # fmt: off
 # fmt: off
 RULES: tuple[Rule, ...] = (
-    _rule("KV1", "The KV cache is quantized without being asked", "KV cache", "kv_dtype_target kv_cache_dtype",
+    _rule("KV1", "The KV cache is quantized", "KV cache", "kv_dtype_target kv_cache_dtype",
         checks.kv1, "high", "measured", "all; the pool's line carries the dtype from 0.5.13 on",
         "K and V lose mantissa bits", _S, "--kv-cache-dtype bf16, after KV3 is clear for it",
         "H200.md m2_auto; FACTS 1"),
@@ -364,7 +369,8 @@ RULES: tuple[Rule, ...] = (
     _rule("S4", "Extra-buffer states with speculation and prefix reuse", "recurrent state",
         "recurrent speculative_algorithm mamba_radix_cache_strategy disable_radix_cache", checks.s4, "high", "quoted",
         "0.5.16 and around", "token 0 for ever, acceptance 0 until a restart", _S,
-        "extra_buffer_lazy, or --disable-radix-cache; watch the accept rate", "sglang#36537"),
+        "--disable-radix-cache, or extra_buffer_lazy from 0.5.17 on (earlier it does not start with speculation); watch "
+        "the accept rate", "sglang#36537"),
     _rule("S5", "Mamba2 state snapshots", "recurrent state", "recurrent mamba_radix_cache_strategy", checks.s5,
         "medium", "quoted", "see the threads", "wrong cached state", _S, "no_buffer, or a fixed version",
         "sglang#31833, #33450"),
@@ -575,8 +581,11 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
         if item.id not in ("X1", "X2") and (item.id in decisive_ids or item.id not in had_open)
     ]
     decisive = [item for item in watched if item.id in decisive_ids]
-    verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing"]
-    if introduced:
+    verdict: Literal["safe", "brings_findings", "cannot_be_told", "solves_nothing", "does_not_start"]
+    refused = _refused(facts, change)
+    if refused:
+        verdict = "does_not_start"
+    elif introduced:
         verdict = "brings_findings"
     elif decisive:
         verdict = "cannot_be_told"
@@ -587,12 +596,61 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
     return FixAudit(
         change=dict(change),
         verdict=verdict,
-        removed=removed,
+        why=refused,
+        removed=[] if refused else removed,
         kept=sorted({rule_id for rule_id, _ in had & has}),
         introduced=introduced,
         not_checked=watched,
         report=after,
     )
+
+
+def _refused(facts: Facts, change: Mapping[str, Any]) -> str | None:
+    """Why the server would not start after the change although nothing is known against it before; None if nothing is.
+
+    Source: `lib.server.flags.check_arguments`. Its silence is no promise that the launch works.
+    """
+    before, after = _launch_faults(facts), _launch_faults(changed(facts, change))
+    known = {fault.id for fault in before}
+    new = [fault for fault in after if fault.id not in known]
+    return "; ".join(f"{fault.reason} ({fault.source})" for fault in new) or None
+
+
+def _launch_faults(facts: Facts) -> list[PredictedFailure]:
+    """What this version would refuse to start with, by argparse for what somebody wrote and by rules for all arguments.
+
+    Arguments that a log or /server_info shows may be SGLang's own choice under the spelling of that version: argparse
+    has no say about them.
+    """
+    version = facts.value("sglang_version")
+    if version_key(version) is None:
+        return []
+    written: dict[str, Any] = {}
+    resolved: dict[str, Any] = {}
+    for name, kind in FACTS.items():
+        fact = facts.best(name)
+        if kind.belongs != "argument" or fact is None or fact.value in (None, False) or fact.note == DEFAULT_NOTE:
+            continue
+        if name != "model_path":
+            resolved[name] = fact.value
+            if fact.source in ("flags", "change"):
+                written[name] = fact.value
+    if facts.value("platform") == "cpu":
+        resolved["device"] = "cpu"
+    recurrent = facts.value("recurrent")
+    model = ModelFacts(hybrid=None if recurrent is None else recurrent != "none")
+    sm = re.fullmatch(r"(\d+)\.(\d)", str(facts.value("gpu_sm")))
+    gpu = Gpu(sm=int(sm[1] + sm[2])) if sm else None
+    found: dict[str, PredictedFailure] = {}
+    for flags in (written, resolved):
+        try:
+            told = check_arguments({"model_path": "model", "flags": flags}, str(version), gpu, model)
+        except BadInput:
+            continue
+        for fault in told:
+            if fault.outcome != "silently_ignored" and (flags is written or not fault.id.startswith("argparse")):
+                found.setdefault(fault.id, fault)
+    return list(found.values())
 
 
 def changeable() -> list[str]:
@@ -652,6 +710,7 @@ VOIDED_BY: dict[str, set[str]] = {
     "kv_scales_loaded": {"sglang_version", "kv_scales", "kv_declared", "quantization", "model_class", "model_path"},
     "attention_backend_prefill": _BACKENDS,
     "attention_backend_decode": _BACKENDS,
+    "backends_replaced": _BACKENDS | _WEIGHTS | {"kv_cache_dtype", "quantization", "moe_a2a_backend"},
     "ssm_dtype": {"mamba_ssm_dtype", "environment", "sglang_version", "mamba_ssm_dtype_config"},
     "context_len": {"context_length", "json_model_override_args", "native_context", "sglang_version"},
     "log_lines": _WEIGHTS | {"context_length", "json_model_override_args", "chat_template"},
@@ -696,7 +755,7 @@ def _finding(rule: Rule, outcome: Outcome, look: Look, facts: Facts, check_fixes
         do += "; note that no recommended change is clean by itself, see fixes"
     return Finding(
         id=rule.id,
-        title=rule.title,
+        title=outcome.title or rule.title,
         level=outcome.level,
         severity=severity,
         verdict=outcome.verdict,
@@ -763,7 +822,8 @@ def _report(
     else:
         verdict, answer = "nothing_found", "Nothing was found, and everything could be checked"
     answer += (
-        f" ({len(findings)} findings, {len(fine)} fine, {len(open_)} not checked, {len(accepted)} accepted losses)."
+        f" ({_count(len(findings), 'finding')}, {len(fine)} fine, {len(open_)} not checked, "
+        f"{_count(len(accepted), 'accepted loss', 'es')})."
     )
     known = {
         name: {"value": _told(fact), "how": fact.how, "source": fact.source, "note": fact.note}
@@ -781,6 +841,10 @@ def _report(
         accepted_losses=accepted,
         facts=known,
     )
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _told(fact: Fact) -> Any:

@@ -180,7 +180,7 @@ def loads_scales(
     if version is not None and key is None:
         return None
     answers: set[tuple[bool | None, str]] = set()
-    for candidate in [_read_version(model_class, key)] if key else list(VERSIONS_READ):
+    for candidate in [_text(key)] if key else list(VERSIONS_READ):
         if checkpoint is not None:
             told = scales_loaded(checkpoint, candidate)
             answers.add((told.loaded, told.why))
@@ -252,11 +252,6 @@ def checkpoint_of(facts: Facts) -> Checkpoint | None:
         quantization=declared_quantization(config, hf_quant),
         scales=ScaleTensors(k_count=scales.get("count", 1) if scales["present"] else 0) if scales else None,
     )
-
-
-def _read_version(model_class: str, key: Version) -> str:
-    """The version whose tables apply: 0.5.17's models/qwen3_5.py already has the mapper and the parameters."""
-    return "0.5.18" if model_class in QWEN3_5 and key[:3] == (0, 5, 17) else _text(key)
 
 
 def _text(key: Version) -> str:
@@ -358,8 +353,10 @@ def _follows(name: str, value: str | None, from_: list[Fact], note: str) -> Fact
 
 def _with_scales_loaded(facts: Facts) -> Facts:
     scales = facts.best("kv_scales")
-    if facts.known("kv_scales_loaded") or scales is None:
+    if facts.known("kv_scales_loaded"):
         return facts
+    if scales is None:
+        return facts.plus(_dropped_whatever_there_is(facts))
     if not scales.value["present"]:
         return facts.plus(
             [
@@ -390,3 +387,20 @@ def _with_scales_loaded(facts: Facts) -> Facts:
         return facts
     places = [*scales.evidence, *model_class.evidence, *(version.evidence if version else [])]
     return facts.plus([loaded.model_copy(update={"evidence": places})])
+
+
+def _dropped_whatever_there_is(facts: Facts) -> list[Fact]:
+    """`kv_scales_loaded` = dropped where class and version leave scales out whatever the checkpoint holds; else nothing.
+
+    Without the checkpoint nothing is known about scales that would be loaded, so only a loader that drops them settles
+    the scale in effect (1.0).
+    """
+    model_class, version = facts.best("model_class"), facts.best("sglang_version")
+    if model_class is None:
+        return []
+    loaded = loads_scales(str(model_class.value), str(version.value) if version else None, None)
+    if loaded is None or loaded.value != "dropped":
+        return []
+    places = [*model_class.evidence, *(version.evidence if version else [])]
+    note = f"{loaded.note}; whatever tensors the checkpoint holds"
+    return [loaded.model_copy(update={"evidence": places, "note": note})]

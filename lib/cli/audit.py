@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lib.audit.evidence import (
+    ALIASES,
+    check_argument,
     checkpoint_facts,
     environ_facts,
     fetch_server,
@@ -28,6 +30,7 @@ from lib.audit.facts import Fact
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
 from lib.errors import BadInput, UnreadableFile
 from lib.findings import LEVELS
+from lib.server.redact import redact_object, redact_text
 
 EPILOG = """\
 What could not be checked names the evidence that would settle it. --change audits the deployment as it would be after a
@@ -68,13 +71,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 read; 1 a finding at or above --fail-on; unreadable input raises (exit code 2)."""
-    facts = gather(*_groups(args))
+    # Before anything is shortened or quoted: half a secret that was cut is no shape that could be recognised any more.
+    facts = redact_object(gather(*_groups(args)))
     if args.change:
-        fix = audit_of_fix(facts, _changes(args.change))
+        fix = redact_object(audit_of_fix(facts, redact_object(_changes(args.change))))
         report = fix.report
         print(json.dumps(fix.model_dump(mode="json"), ensure_ascii=False) if args.json else _fix_text(fix))
     else:
-        report = audit(facts)
+        report = redact_object(audit(facts))
         print(json.dumps(report.model_dump(mode="json"), ensure_ascii=False) if args.json else report_text(report))
     reached = args.fail_on and any(LEVELS.index(item.level) >= LEVELS.index(args.fail_on) for item in report.findings)
     return 1 if reached else 0
@@ -94,11 +98,18 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
         "server_info": lambda: server_info_facts(json_object(_path(args.server_info)), _name(args.server_info)),
         "metrics": lambda: metrics_facts(_text(args.metrics), _name(args.metrics)),
         "base_url": lambda: fetch_server(args.base_url, api_key=os.environ.get("WORKBOOK_API_KEY")),
-        "flags": lambda: flags_facts(args.flags),
+        "flags": lambda: _flags(args.flags),
         "environ": lambda: environ_facts(_text(args.environ), _name(args.environ)),
         "output": lambda: [_output(args.output)],
     }
     groups = [readers[name]() for name in given]
+    if not any(_tells(fact) for group in groups for fact in group):
+        names = ", ".join("--" + name.replace("_", "-") for name in given)
+        raise BadInput(
+            "expected an input that says something about a deployment",
+            f"nothing that a rule asks for in {names}",
+            "give a launch line with flags of SGLang, its log, or the checkpoint's folder",
+        )
     if args.sglang_version:
         groups.append([version_fact(args.sglang_version)])
     if args.gpu:
@@ -106,6 +117,20 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
     if args.log and args.checkpoint:
         groups.append(ssm_dtype_facts(gather(*groups)))
     return groups
+
+
+def _tells(fact: Fact) -> bool:
+    """Whether a fact says anything: an empty text or a part of an environment without a known variable does not."""
+    if fact.name == "output_text":
+        return bool(fact.value.strip())
+    return fact.name != "environment" or bool(fact.value["variables"] or fact.value["complete"])
+
+
+def _flags(line: str) -> list[Fact]:
+    facts = flags_facts(line)
+    for fact in facts:
+        check_argument(fact.name, fact.value)
+    return facts
 
 
 def _output(name: str) -> Fact:
@@ -129,11 +154,16 @@ def _text(name: str) -> str:
         raise UnreadableFile(f"expected a readable file at {name}", error.strerror or str(error)) from error
 
 
+#: Facts whose value is an object.
+_OBJECTS = ("kv_scales", "kv_declared", "weight_quant", "environment", "rope")
+
+
 def _changes(pairs: list[str]) -> dict[str, Any]:
     change: dict[str, Any] = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         name = name.strip().lstrip("-").replace("-", "_")
+        name = ALIASES.get(name, name)
         if not sign or name not in changeable():
             raise BadInput(
                 "expected --change NAME=VALUE with a fact that can be chosen", pair, f"one of {', '.join(changeable())}"
@@ -143,7 +173,12 @@ def _changes(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             change[name] = value
         if name == "sglang_version":
-            change[name] = value
+            change[name] = version_fact(value).value
+        check_argument(name, change[name])
+        if name in _OBJECTS and not isinstance(change[name], dict):
+            raise BadInput(f"expected --change {name}= with a JSON object", redact_text(value)[:60])
+        if name == "kv_scales":
+            change[name] = {"present": True, "count": None, "all_one": None, **change[name]}
     return change
 
 
@@ -189,7 +224,7 @@ def report_text(report: AuditReport) -> str:
 
 def _fix_text(fix: FixAudit) -> str:
     words = ", ".join(f"{name}={_value(value)}" for name, value in fix.change.items())
-    out = [f"After {words}: {fix.verdict.replace('_', ' ')}."]
+    out = [f"After {words}: {fix.verdict.replace('_', ' ')}{f': {fix.why}' if fix.why else ''}."]
     out += [f"  solves: {', '.join(fix.removed) or 'nothing'}", f"  keeps: {', '.join(fix.kept) or 'nothing'}"]
     out += [f"  BRINGS {item.id} ({item.level}): {item.what}" for item in fix.introduced]
     out += [f"  open {gap.id}: {gap.why}; needs {'; '.join(gap.settled_by)}" for gap in fix.not_checked]

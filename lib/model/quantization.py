@@ -484,7 +484,7 @@ SCALE_LOADERS: dict[str, str] = {
         "0.5.11",
     ),
     **dict.fromkeys(["MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"], "0.5.16"),
-    **dict.fromkeys(["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"], "0.5.18"),
+    **dict.fromkeys(["Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"], "0.5.17"),
 }
 
 #: Architectures read to leave the scales out in every release of VERSIONS_READ, and why.
@@ -526,7 +526,7 @@ def scales_loaded(checkpoint: Checkpoint, sglang_version: str = DEFAULT_SGLANG_V
 
     Source: `layers/quantization/kv_cache.py`, `weight_utils.py:maybe_remap_kv_scale_name`, the model files
     (SCALE_LOADERS).
-    Example: Qwen3.5 drops them up to 0.5.16 and loads them from 0.5.18 on; a Qwen3 never does (seen in a 0.5.15.post1
+    Example: Qwen3.5 drops them up to 0.5.16 and loads them from 0.5.17 on; a Qwen3 never does (seen in a 0.5.15.post1
     log).
     """
     scales, name, method = checkpoint.scales, checkpoint.architecture_name, checkpoint.quantization.weights_method

@@ -120,9 +120,66 @@ def test_all_inputs_together(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         ["--flags", "--chat-template 'open"],
         ["--flags", "--tp 8", "--gpu", "abacus"],
         ["--base-url", "http://127.0.0.1:9"],
+        ["--flags", "--kv-cache-dtype fp8"],
+        ["--flags", "--attention-backend rubbish"],
+        ["--flags", "--tp 0"],
+        ["--flags", "--tp -3"],
+        ["--flags", "--tp 8", "--sglang-version", "abc"],
+        ["--log", M2, "--change", "kv_cache_dtype=fp8"],
+        ["--log", M2, "--change", "kv_cache_dtype=5"],
+        ["--log", M2, "--change", "tp_size=0"],
+        ["--log", M2, "--change", "tp=-3"],
+        ["--log", M2, "--change", "page_size=many"],
+        ["--log", M2, "--change", "sglang_version=abc"],
+        ["--log", M2, "--change", "kv_scales=none"],
+        ["--flags", "hello world"],
+        ["--flags", ""],
+        ["--flags", "HOME=/root"],
+        ["--output", "/dev/null"],
     ],
 )
 def test_bad_input_is_one_message(capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:
     """Never a traceback, never a guess, nothing on stdout."""
     code, out, err = run(capsys, *argv)
     assert code in (1, 2) and out == "" and err.startswith("workbook: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--change", "kv_cache_dtype=bf16"]], ids=["text", "json", "change"])
+def test_no_secret_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, form: list[str]) -> None:
+    """Keys in values of arguments, in URLs, in overrides, in a change and in the text that the model produced."""
+    text = tmp_path / "out.txt"
+    text.write_text("the key is sk-Abcdef0123456789abcdef and so on, it said. " * 4)
+    line = (
+        "python -m sglang.launch_server --model-path https://u:SECRETPW123@x/sk-Zyxwvu9876543210zyxw "
+        '--json-model-override-args \'{"api_key":"OVERRIDEKEY123","x":"' + "y" * 200 + "\"}' "
+        "--chat-template https://u:" + "p" * 130 + "SECRETPW123@x/t"
+    )
+    code, out, err = run(capsys, "--flags", line, "--output", str(text), *form)
+    assert code == 0 and "REDACTED" in out
+    for secret in ("SECRETPW123", "OVERRIDEKEY123", "sk-Abcdef", "sk-Zyxwvu", "pppppppp"):
+        assert secret not in out + err, secret
+
+
+def test_a_secret_in_a_change(capsys: pytest.CaptureFixture[str]) -> None:
+    """A change is shown as it was asked for, without what it hides."""
+    change = ["--change", "model_path=https://u:SECRETPW123@x/m"]
+    for form in ([], ["--json"]):
+        code, out, _ = run(capsys, "--log", M2, *change, *form)
+        assert code == 0 and "SECRETPW123" not in out and "https://u:REDACTED@x/m" in out
+
+
+def test_values_that_exist_are_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    """The check of values refuses typing errors only: every spelling of a release passes, -1 where it means 'off'."""
+    line = (
+        "--kv-cache-dtype fp8_e4m3 --attention-backend triton --chunked-prefill-size -1 --tp 8 --reasoning-parser qwen3"
+    )
+    assert run(capsys, "--flags", line)[0] == 0
+    assert run(capsys, "--log", M2, "--change", "kv_cache_dtype=bf16", "--change", "tp=2")[0] == 0
+    assert "fp8_e4m3" in run(capsys, "--flags", "--kv-cache-dtype fp8")[2]
+    assert run(capsys, "--log", M2, "--change", 'kv_scales={"present": true}')[0] == 0
+
+
+def test_a_refused_value_is_not_shown_with_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    """The message about a wrong value repeats it, without a key that stands in it."""
+    err = run(capsys, "--flags", "--tool-call-parser sk-Zyxwvu9876543210zyxw")[2]
+    assert "REDACTED" in err and "Zyxwvu" not in err

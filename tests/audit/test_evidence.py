@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.audit import evidence
-from lib.audit.facts import DEFAULT_NOTE, Facts, make_fact
+from lib.audit.evidence import checkpoint_facts, gather, log_file_facts
+from lib.audit.facts import DEFAULT_NOTE, Fact, Facts, make_fact
 from lib.audit.rules import audit
 from lib.audit.scales import derived
 from lib.errors import BadInput, ServerError, UnreadableFile, WorkbookError
@@ -267,7 +268,7 @@ def test_checkpoint(tmp_path: Path) -> None:
         "none",
         False,
         False,
-        "fp8",
+        "none",
     )
 
 
@@ -394,3 +395,31 @@ def test_any_description(description: dict[str, Any]) -> None:
     """Any object as a description of a deployment: a report or one clear refusal."""
     with contextlib.suppress(WorkbookError):
         audit(evidence.described_facts(description))
+
+
+def _q0(folder: Path, *more: list[Fact]) -> tuple[str, str]:
+    """Where Q0 ends and what it says."""
+    report = audit(gather(checkpoint_facts(folder), *more))
+    for part in ("fine", "not_checked", "accepted_losses"):
+        for item in getattr(report, part):
+            if item.id == "Q0":
+                return part, getattr(item, "what", getattr(item, "why", ""))
+    raise AssertionError("Q0 is missing")
+
+
+def test_a_quantization_that_excludes_every_linear_quantizes_no_weight(tmp_path: Path) -> None:
+    """H1's checkpoints: FP8 is declared for the KV cache only; a log that names FP8 does not change that."""
+    folder = write_checkpoint(tmp_path, hf_quant_config=FP8_KV, k_scale=0.05, v_scale=0.02)
+    log = Path(__file__).parents[1] / "recorded" / "h200-h1" / "e_L2_auto.log"
+    for more in ([], [log_file_facts(log)]):
+        part, words = _q0(folder, *more)
+        assert part == "fine" and "every linear is excluded" in words
+    alone = audit(gather(log_file_facts(log)))
+    assert all("only the checkpoint's files say" in item.what for item in alone.accepted_losses if item.id == "Q0")
+
+
+def test_declared_fp8_without_an_8_bit_tensor_is_not_called_fp8(tmp_path: Path) -> None:
+    """Files that declare FP8 weights and hold none: not accepted as FP8, and not called fine."""
+    declared = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}}
+    part, words = _q0(write_checkpoint(tmp_path, hf_quant_config=declared))
+    assert part == "not_checked" and "F32" in words

@@ -33,7 +33,42 @@ def test_silent_fp8_is_found_from_the_log_alone() -> None:
     finding = next(item for item in report.findings if item.id == "KV1")
     assert (finding.level, finding.verdict) == ("warning", "silent_quantized_kv")
     assert finding.evidence[0].line and "float8_e4m3fn" in str(finding.evidence[0].quote)
-    assert verdicts(report)["KV2"] == "not_checked"
+    assert verdicts(report)["KV2"] == "scale_1.0_in_use"
+
+
+def test_scale_one_is_certain_where_class_and_version_drop_every_scale() -> None:
+    """m2_auto without its checkpoint: Qwen3.5 on 0.5.16 loads no scale whatever the files hold, so BF16 KV is safe."""
+    known = gather(log_file_facts(H200 / "m2_auto.log"))
+    finding = next(item for item in audit(known).findings if item.id == "KV2")
+    assert finding.values["scale_in_effect"] == 1.0 and finding.values["kv_scales_in_checkpoint"] is None
+    assert [fix.verdict for fix in finding.fixes] == ["safe"]
+    fix = audit_of_fix(known, {"kv_cache_dtype": "bfloat16"})
+    assert fix.verdict == "safe" and {"KV1", "KV2"} <= set(fix.removed)
+    # From 0.5.17 on they would be loaded: then the tensors decide, and nobody has shown them.
+    for version in ("0.5.17", "0.5.18"):
+        later = audit_of_fix(known, {"kv_cache_dtype": "bfloat16", "sglang_version": version})
+        assert later.verdict == "cannot_be_told" and "KV3" in {item.id for item in later.not_checked}
+
+
+def test_a_backend_that_was_ignored_in_silence() -> None:
+    """A launch asked for --moe-runner-backend cutlass, and Triton's experts ran without a word: X2, and never as asked."""
+    report = of_log(H200 / "x_moe_cutlass.log")
+    finding = next(item for item in report.findings if item.id == "X2")
+    assert (finding.level, finding.verdict) == ("warning", "backend_ignored")
+    assert "moe_runner_backend cutlass" in finding.what and "triton runs" in finding.what
+    assert any("MoE kernel config" in str(place.quote) for place in finding.evidence)
+    # A change of something else does not make the ignored backend go away; asking for what runs does.
+    known = gather(log_file_facts(H200 / "x_moe_cutlass.log"))
+    assert "X2" not in audit_of_fix(known, {"tool_call_parser": "qwen3_coder"}).removed
+    assert "X2" in audit_of_fix(known, {"moe_runner_backend": "triton"}).removed
+
+
+def test_lazy_buffers_with_speculation_do_not_start() -> None:
+    """m1_nextn on 0.5.16: the launcher refuses extra_buffer_lazy, so the change is not safe from the log alone either."""
+    known = gather(log_file_facts(H200 / "m1_nextn.log"))
+    fix = audit_of_fix(known, {"mamba_radix_cache_strategy": "extra_buffer_lazy"})
+    assert fix.verdict == "does_not_start" and "0.5.16" in str(fix.why)
+    assert audit_of_fix(known, {"disable_radix_cache": True}).verdict != "does_not_start"
 
 
 def test_silent_fp8_is_found_from_server_info_although_its_top_says_auto() -> None:
@@ -45,9 +80,9 @@ def test_silent_fp8_is_found_from_server_info_although_its_top_says_auto() -> No
 
 
 def test_the_warning_from_the_drafts_load_proves_nothing() -> None:
-    """m2_nextn_auto prints the line about scales of 1.0 from the draft's load, under auto: KV2 still needs the
-    tensors."""
-    report = of_log(H200 / "m2_nextn_auto.log")
+    """m2_nextn_auto prints the line about scales of 1.0 from the draft's load, under auto: where class and version do
+    not settle it, KV2 still needs the tensors."""
+    report = audit(gather(log_file_facts(H200 / "m2_nextn_auto.log")).without(["model_class"]))
     gap = next(item for item in report.not_checked if item.id == "KV2")
     assert "proves nothing" in gap.why and "--checkpoint DIR" in gap.settled_by
     assert verdicts(report)["KV9"] == "same_kv_dtype"
@@ -156,18 +191,18 @@ def test_the_fix_of_run_e_is_run_d(tmp_path: Path) -> None:
     ("name", "expected"),
     [
         ("kv15_bfloat16", {"KV1": "kv_not_quantized"}),
-        ("kv15_fp8_e4m3", {"KV1": "quantized_kv_by_choice", "KV5": "not_e5m2", "KV2": "not_checked"}),
+        ("kv15_fp8_e4m3", {"KV1": "quantized_kv_by_choice", "KV5": "not_e5m2", "KV2": "scale_1.0_in_use"}),
         ("kv15_fp8_e5m2", {"KV5": "e5m2_kv"}),
         ("kv15_hfq_fp8", {"KV1": "silent_quantized_kv"}),
         ("kv15_hfq_null", {"KV1": "kv_not_quantized"}),
-        ("kv15_qwen3-kvonly", {"KV1": "silent_quantized_kv", "KV2": "not_checked"}),
+        ("kv15_qwen3-kvonly", {"KV1": "silent_quantized_kv", "KV2": "scale_1.0_in_use"}),
         ("kv15_qwen3-kvscaled", {"KV1": "silent_quantized_kv", "KV2": "scale_1.0_in_use"}),
         ("t23_dense", {"KV1": "kv_not_quantized"}),
     ],
 )
 def test_cpu_logs(name: str, expected: dict[str, str]) -> None:
-    """0.5.15.post1 and 0.5.23 on a CPU: pools from their lines; the scaled Qwen3's own line says that it drops
-    the scales."""
+    """0.5.15.post1 and 0.5.23 on a CPU: pools from their lines; a Qwen3 drops its scales whatever there is, and the
+    scaled one's own line says so."""
     told = verdicts(of_log(CPU / f"{name}.log"))
     assert {rule: told[rule] for rule in expected} == expected
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.audit.checks import LEVELS, SEVERITIES, disagreements, output_signs
+from lib.audit.checks import LEVELS, SEVERITIES, disagreements, output_hints, output_signs
 from lib.audit.evidence import flags_facts, log_facts, stated_facts
 from lib.audit.facts import FACTS, HOW_ORDER, Facts, dtype_family, make_fact, torch_dtype, version_key
 from lib.audit.rules import LINES, RULES, VOIDED_BY, AuditReport, audit, audit_of_fix, changeable, rules_markdown
@@ -383,6 +383,14 @@ def test_bytes_per_token_by_two_sources() -> None:
         "!" * 64,
         "�" * 12 + " ��",
         "the answer is the the the the the the the the the the the the the the the",
+        "<|endoftext|>" * 20,
+        "The answer: <|im_end|> <|im_end|> <|im_end|> <|im_end|> <|im_end|>",
+        "<pad><pad><pad><pad><pad>",
+        "<｜end▁of▁sentence｜>" * 6,
+        "information " * 20,
+        "So, therefore. Therefore therefore therefore therefore therefore therefore therefore",
+        "I will look at the file again. " * 12,
+        "It is fine, and then " + "!" * 40,
         "broadcast返回罨返回返回返回返回返回返回的同时arya稳定有价值当之无愧无限稳",
     ],
 )
@@ -402,6 +410,13 @@ def test_garbage_is_seen(text: str) -> None:
         "Das Modell (英語: model) ist groß; 東京 liegt in Japan, Москва in Russland.",
         "日本語のテキストです。カタカナとひらがなと漢字が混ざっています。",
         "快速的棕色狐狸跳过了懒狗。今天天气很好，我们去公园散步吧。",
+        "x = [" + "0, " * 60 + "0]\nprint(x)\n",
+        "#include <stdio.h>\nstatic const int t[] = {" + "0x00, " * 30 + "0x01};\n",
+        "def f():\n    s = '"
+        + "!" * 30
+        + "'\n    return s  # a bar of marks, as a banner of the program shows it to users\n",
+        "He had had enough: very, very, very, very good.",
+        "<br><br><br><br><p>New paragraph of a page, with a sentence in it.</p>",
         "x = [0, 0, 0, 0, 1]\nfor i in range(10):\n    print(i)\n" * 3,
     ],
 )
@@ -448,3 +463,71 @@ def test_stated_facts_keep_their_words() -> None:
     """A stated fact quotes what was said."""
     fact = stated_facts({"kv_cache_dtype": "bf16"})[0]
     assert (fact.how, fact.evidence[0].quote) == ("quoted", "kv_cache_dtype = bf16")
+
+
+def test_torch_native_is_not_cured_by_an_upgrade() -> None:
+    """KV2 on torch_native: the loader is right and the backend ignores the scales, so the remedy is another one."""
+    native = {"attention_backend_prefill": "torch_native", "attention_backend_decode": "torch_native"}
+    base = {"kv_dtype_target": "float8_e4m3fn", "kv_scales": SCALES}
+    told = {
+        loaded: next(
+            f for f in audit(read({**base, "kv_scales_loaded": loaded, **native})).findings if f.id == "KV2"
+        ).do
+        for loaded in ("loaded", "dropped")
+    }
+    assert "another attention backend" in told["loaded"] and "upgrade" not in told["loaded"]
+    assert "upgrade" in told["dropped"]
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("0.5.15.post1", "does_not_start"), ("0.5.16", "does_not_start"),
+                                                  ("0.5.17", "safe")])  # fmt: skip
+def test_a_change_that_does_not_start_is_not_safe(version: str, verdict: str) -> None:
+    """extra_buffer_lazy with speculation on a hybrid model: refused up to 0.5.16 (recorded there), taken later."""
+    known = read({
+        "recurrent": "gdn", "speculative_algorithm": "NEXTN", "speculative_num_draft_tokens": 4,
+        "mamba_radix_cache_strategy": "extra_buffer", "disable_radix_cache": False, "sglang_version": version,
+    })  # fmt: skip
+    fix = audit_of_fix(known, {"mamba_radix_cache_strategy": "extra_buffer_lazy"})
+    assert fix.verdict == verdict
+    finding = next(item for item in audit(known).findings if item.id == "S4")
+    if verdict == "does_not_start":
+        assert "extra_buffer_lazy" in str(fix.why) and fix.removed == []
+        assert "--disable-radix-cache" in finding.do and "does not start" in finding.do
+    else:
+        assert fix.why is None and fix.removed == ["S4"] and "does not start" not in finding.do
+    # What already stands in the way before the change is not blamed on it, and nothing else is called refused.
+    assert audit_of_fix(known, {"disable_radix_cache": True}).verdict == "safe"
+
+
+def test_a_value_that_the_version_does_not_know_does_not_start() -> None:
+    """mxfp8 KV came with 0.5.16's choices: 0.5.11 refuses the word."""
+    known = read({"kv_cache_dtype": "auto", "sglang_version": "0.5.11"})
+    assert audit_of_fix(known, {"kv_cache_dtype": "mxfp8"}).verdict == "does_not_start"
+    assert audit_of_fix(known, {"kv_cache_dtype": "bfloat16"}).verdict != "does_not_start"
+
+
+def test_the_title_follows_the_verdict_and_numbers_their_noun() -> None:
+    """KV1 is not 'without being asked' where it was asked for; one finding is no 'findings'."""
+    pool = {"kv_dtype_target": "float8_e4m3fn"}
+    titles = {
+        asked: next(f for f in audit(read({**pool, "kv_cache_dtype": asked})).findings if f.id == "KV1").title
+        for asked in ("auto", "fp8_e4m3")
+    }
+    assert titles["auto"].endswith("without being asked") and titles["fp8_e4m3"].endswith("as asked")
+    report = audit(read({"enable_fp32_lm_head": False}))
+    assert len(report.findings) == 1 and "(1 finding, " in report.answer
+
+
+@pytest.mark.parametrize("text", ["", " \n\t "])
+def test_an_empty_text_is_not_plausible(text: str) -> None:
+    """Nothing came back: that is no answer that was checked and found good."""
+    report = audit(read({"output_text": text}))
+    assert "G1" in {item.id for item in report.not_checked} and "G1" not in {item.id for item in report.fine}
+
+
+def test_repetition_in_code_is_at_most_a_warning() -> None:
+    """A table of zeros in a program is named, and not called garbage."""
+    text = "x = [" + "0, " * 60 + "0]\nprint(x)\n"
+    assert output_hints(text) and not output_signs(text)
+    finding = next(item for item in audit(read({"output_text": text})).findings if item.id == "G1")
+    assert (finding.level, finding.verdict) == ("warning", "repetition_in_code") and "class" not in finding.values
