@@ -105,3 +105,26 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: py
     path.write_text("[Service]\nExecStart=/bin/true \x1b[2J\nDescripton=\x1b]0;x\x07\n")
     assert run(str(path)) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_secret_of_the_process_is_hidden(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A secret variable that the journal shows with another value: said so, with neither value."""
+    unit, journal = tmp_path / "x.service", tmp_path / "x.log"
+    unit.write_text(
+        "[Service]\nExecStart=/opt/py/bin/vllm serve /srv/m\nEnvironment=HF_TOKEN=hunter2unit55\n"
+        "Environment=UPSTREAM=http://me:fromUnit77@h/ MODE=slow\n"
+    )
+    stamp = "Nov 20 10:00:00 host"
+    journal.write_text(
+        f"{stamp} systemd[1]: Started x.service - x.\n{stamp} sglang[1]: HF_TOKEN=otherSecret99x\n"
+        f"{stamp} sglang[1]: UPSTREAM=http://me:fromLog88@h/ MODE=fast\n"
+    )
+    assert run(str(unit), "--journal", str(journal), *(["--json"] if as_json else [])) == 0
+    out = capsys.readouterr().out
+    assert not [secret for secret in ("hunter2unit55", "otherSecret99x", "fromUnit77", "fromLog88") if secret in out]
+    assert "both are hidden" in out and "fast" in out
+    if as_json:
+        found = {item["name"]: item for item in json.loads(out)["journal"]["settings"]}
+        assert found["HF_TOKEN"]["applied"] is False and found["HF_TOKEN"]["seen"] == ["REDACTED"]
+        assert found["MODE"]["seen"] == ["fast"]
