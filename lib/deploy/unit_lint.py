@@ -274,7 +274,7 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
         findings=tuple(found),
         type=context.type,
         command=tuple(redact_object(list(context.main.argv), secrets)) if context.main else (),
-        user=unit.value("Service", "User") or None,
+        user=redact_text(unit.value("Service", "User"), secrets) or None,
         kill_mode=unit.value("Service", "KillMode", "control-group"),
         restart=context.restart,
         restart_delay_s=context.restart_delay_s,
@@ -286,7 +286,9 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
         timeout_start_s=_finite(DEFAULT_TIMEOUT_S if start_s is None else start_s),
         timeout_stop_s=_finite(DEFAULT_TIMEOUT_S if stop_s is None else stop_s),
         environment=redact_object(unit.environment(), secrets),
-        environment_files=tuple(item.value for item in unit.values("Service", "EnvironmentFile")),
+        environment_files=tuple(
+            redact_text(item.value, secrets) for item in unit.values("Service", "EnvironmentFile")
+        ),
         serves_model=context.serves_model,
         container=bool(context.docker),
     )

@@ -15,6 +15,7 @@ from lib.deploy.unit_keys import BOOLEAN_KEYS, NEWER_KEYS, OTHER_SECTIONS, SECTI
 from lib.errors import UnreadableFile
 from lib.findings import Finding
 from lib.records import Record
+from lib.server.redact import redact_text
 
 #: No line of a unit file may be longer (systemd's LONG_LINE_MAX, 1 MiB); a whole file beyond this is not a unit.
 MAX_UNIT_CHARACTERS = 4 << 20
@@ -190,7 +191,9 @@ def parse_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> Unit
     if not assignments:
         first = next((line for line in text.splitlines() if line.strip()), "nothing")
         raise UnreadableFile(
-            "a systemd unit file with sections and assignments", repr(first[:80]), "give the unit's text"
+            "a systemd unit file with sections and assignments",
+            repr(redact_text(first[:4096])[:80]),
+            "give the unit's text",
         )
     unit = Unit(assignments=tuple(assignments), problems=())
     for item in assignments:

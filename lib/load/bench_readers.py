@@ -19,7 +19,7 @@ from typing import Any
 
 from lib.errors import UnreadableFile
 from lib.records import Record
-from lib.server.redact import find_secrets
+from lib.server.redact import find_secrets, redact_text
 
 STATS = ("mean", "median", "std", "min", "max", "p90", "p95", "p99")
 
@@ -129,7 +129,7 @@ def read_rows(text: str) -> tuple[list[BenchRow], list[Details]]:
         first = next(line for line in body.splitlines() if line.strip())
         raise UnreadableFile(
             "a result of bench_serving, one_batch_server, vLLM, aiperf, guidellm or inference-perf",
-            f"text that begins {ascii(first[:60])}",
+            f"text that begins {ascii(redact_text(first[:4096])[:60])}",
             "give the tool's JSON or its whole result block",
         )
     return [row for row, _ in found], [details for _, details in found]

@@ -128,3 +128,14 @@ def test_secret_of_the_process_is_hidden(as_json: bool, tmp_path: Path, capsys: 
         found = {item["name"]: item for item in json.loads(out)["journal"]["settings"]}
         assert found["HF_TOKEN"]["applied"] is False and found["HF_TOKEN"]["seen"] == ["REDACTED"]
         assert found["MODE"]["seen"] == ["fast"]
+
+
+def test_a_wrong_file_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that a refusal quotes, and the user of the summary, are shown without secrets."""
+    path = tmp_path / "x"
+    path.write_text("export HF_TOKEN=hunter2secret9\n")
+    assert run(str(path)) == 2
+    path.write_text("[Service]\nExecStart=/bin/x\nUser=HF_TOKEN=hunter2secret9\n")
+    assert run(str(path)) == 0
+    shown = capsys.readouterr().out
+    assert "hunter2secret9" not in shown and shown.count("HF_TOKEN=REDACTED") == 2
