@@ -139,3 +139,24 @@ def test_a_wrong_file_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run(str(path)) == 0
     shown = capsys.readouterr().out
     assert "hunter2secret9" not in shown and shown.count("HF_TOKEN=REDACTED") == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["Nov 20 10:00:00 host sglang[1]: ready", '{"MESSAGE": "ready", "_PID": "1"}',
+             "2026-11-20T10:00:00+0000 host systemd[1]: Started x."],
+)  # fmt: skip
+def test_a_journal_in_the_place_of_the_unit(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2, and the option it belongs to."""
+    path = tmp_path / "x.log"
+    path.write_text(f"{line}\n" * 3)
+    assert run(str(path)) == 2
+    assert "--journal" in capsys.readouterr().out
+
+
+def test_an_ignored_restart_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`Restart=sometimes`: systemd ignores it, and so does the summary."""
+    path = tmp_path / "x.service"
+    path.write_text("[Service]\nExecStart=/bin/x\nRestart=sometimes\n")
+    assert run(str(path), "--json") == 0
+    unit = json.loads(capsys.readouterr().out)["unit"]
+    assert unit["restart"] == "no" and "invalid_value" in [finding["id"] for finding in unit["findings"]]
