@@ -695,27 +695,34 @@ def _per_token(gib: Any, tokens: Any, source: str, path: str) -> list[Fact]:
 def fetch_server(base_url: str, *, timeout_s: float = 10.0, api_key: str | None = None) -> list[Fact]:
     """Facts from a running server: GET /server_info, /model_info, /v1/models and, where it is on, /metrics.
 
+    Each request has timeout_s, all together twice that, and a limit on their size; no redirect is followed. After the first one that
+    gets no answer in time the others are not tried.
+
     Raises:
+        BadInput: the address holds a user, a password, a query or a fragment.
         ServerError: nothing answers at the address, or /server_info is no answer of SGLang.
     """
-    import requests
+    import time
 
-    session = requests.Session()
-    session.trust_env = False
-    if api_key:
-        session.headers["Authorization"] = f"Bearer {api_key}"
+    from lib.server.bounded import Answer, get_bounded, refuse_url_with_secret
+
+    refuse_url_with_secret(base_url)
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     base = base_url.rstrip("/")
     problems: list[str] = []
     facts: list[Fact] = []
 
-    def get(path: str) -> requests.Response | None:
-        try:
-            answer = session.get(base + path, timeout=(5.0, timeout_s))
-        except requests.RequestException as error:
-            problems.append(f"{path}: {type(error).__name__}")
+    ended = False
+    end = time.monotonic() + 2 * timeout_s
+
+    def get(path: str) -> Answer | None:
+        nonlocal ended
+        if ended:
             return None
-        if answer.status_code != 200:
-            problems.append(f"{path}: HTTP {answer.status_code}")
+        answer = get_bounded(base + path, headers=headers, total_s=max(0.1, min(timeout_s, end - time.monotonic())))
+        ended = answer.ended
+        if answer.problem or answer.status != 200:
+            problems.append(f"{path}: {answer.problem or f'HTTP {answer.status}'}")
             return None
         return answer
 

@@ -16,6 +16,8 @@ def read_text(name: str, what: str, max_bytes: int) -> str:
         UnreadableFile: for a missing file, a folder, more than max_bytes, or UTF-16.
     """
     shown = "standard input" if name == "-" else name
+    if name == "-":
+        require_standard_input(what)
     try:
         if name == "-":
             data = sys.stdin.buffer.read(max_bytes + 1)
@@ -34,6 +36,17 @@ def read_text(name: str, what: str, max_bytes: int) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UnreadableFile(f"{what} in UTF-8", f"{shown} is UTF-16", "convert it: iconv -f utf-16 -t utf-8")
     return data.decode("utf-8", "replace")
+
+
+def require_standard_input(what: str) -> None:
+    """Refuses `-` where the process was started without standard input (`<&-`).
+
+    Raises:
+        UnreadableFile: if there is none.
+    """
+    # typeshed says that it is always there
+    if getattr(sys, "stdin", None) is None or sys.stdin.closed:
+        raise UnreadableFile(what, "standard input is closed", "name a file, or give the text on standard input")
 
 
 def printable(line: str) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from lib.cli._input import require_standard_input
 from lib.errors import UnreadableFile
 from lib.server.failures import classify
 from lib.server.lines import lines_of
@@ -66,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(name: str) -> ServerLog:
     if name == "-":
+        require_standard_input("a log of SGLang or vLLM")
         return read_log(lines_of(_with_progress(sys.stdin.buffer)))
     path = Path(name)
     if path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     fragment, inside, rest = split_bundle(text)
     if fragment is None:
         fragment, rest = text, ""
+        if _is_journal(text):
+            raise BadInput("a systemd unit as FILE", "a journal", "name the unit as FILE and this as --journal FILE")
     dropins = [*inside, *dropins]
     unit = read_unit(fragment, dropins)
     journal_text = read_text(args.journal, "a journal", MAX_JOURNAL_BYTES) if args.journal else rest
@@ -71,6 +74,16 @@ def run(args: argparse.Namespace) -> int:
     )
     findings = [*unit.findings, *(journal.findings if journal else ())]
     return int(args.fail_on is not None and reaches(findings, args.fail_on))
+
+
+def _is_journal(text: str) -> bool:
+    """Whether the text's first lines are journalctl's (short or -o json), with no section of a unit before them."""
+    first = [line for line in text.removeprefix("\ufeff").splitlines()[:20] if line.strip()][:3]
+    stamp = r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*)"
+    short = stamp + r" \S+ [^\s\[:]+(?:\[\d+\])?: |-- (?:Logs|Journal|Boot|No entries)"
+    return bool(first) and all(
+        re.match(short, line) or (line.startswith("{") and '"MESSAGE"' in line) for line in first
+    )
 
 
 def _lines(inspection: UnitInspection) -> Iterator[str]:

@@ -28,6 +28,7 @@ from lib.audit.evidence import (
 )
 from lib.audit.facts import Fact
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
+from lib.cli._input import require_standard_input
 from lib.errors import BadInput, UnreadableFile
 from lib.findings import LEVELS
 from lib.server.redact import redact_object, redact_text
@@ -94,7 +95,7 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
         raise BadInput("expected standard input for one option", "several are -", "give files for the others")
     readers: dict[str, Callable[[], list[Fact]]] = {
         "checkpoint": lambda: checkpoint_facts(Path(args.checkpoint)),
-        "log": lambda: log_file_facts(None if args.log == "-" else Path(args.log)),
+        "log": lambda: log_file_facts(_path(args.log)),
         "server_info": lambda: server_info_facts(json_object(_path(args.server_info)), _name(args.server_info)),
         "metrics": lambda: metrics_facts(_text(args.metrics), _name(args.metrics)),
         "base_url": lambda: fetch_server(args.base_url, api_key=os.environ.get("WORKBOOK_API_KEY")),
@@ -138,7 +139,10 @@ def _output(name: str) -> Fact:
 
 
 def _path(name: str) -> Path | None:
-    return None if name == "-" else Path(name)
+    if name == "-":
+        require_standard_input("text to audit")
+        return None
+    return Path(name)
 
 
 def _name(name: str) -> str:
@@ -147,6 +151,7 @@ def _name(name: str) -> str:
 
 def _text(name: str) -> str:
     if name == "-":
+        require_standard_input("text to audit")
         return sys.stdin.read()
     try:
         return Path(name).read_text(encoding="utf-8", errors="replace")

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import requests
-
 from lib.errors import BadInput, ServerError
 from lib.load import client, judge, metrics, workloads
 from lib.load.workloads import Workload
 from lib.records import Measured
+from lib.server.bounded import get_bounded, refuse_url_with_secret
+from lib.server.redact import redact_text
 
 DATASETS = ("code", "random-ids", "repeating", "chat", "shared-prefix")
 
@@ -56,6 +56,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measure each level; 0 if every request of every level succeeded, 1 if some failed."""
+    refuse_url_with_secret(args.base_url)
+    client.split_url(args.base_url)
     levels = _levels(args)
     model = args.model or _served_model(args.base_url, args.api_key_env)
     api = args.api or ("chat" if args.dataset == "chat" else "generate")
@@ -120,7 +122,6 @@ def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
 
 def _served_model(base_url: str, api_key_env: str | None) -> str:
     """The name that /v1/models gives; it also tells a dead server or a wrong URL before any load is sent."""
-    client.split_url(base_url)
     headers = {}
     if api_key_env:
         if not os.environ.get(api_key_env):
@@ -128,21 +129,18 @@ def _served_model(base_url: str, api_key_env: str | None) -> str:
         headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
     url = f"{base_url.rstrip('/')}/v1/models"
     do = "check the URL and that the server is ready"
+    answer = get_bounded(url, headers=headers)
+    if answer.problem:
+        raise ServerError(f"a server at {base_url}", answer.problem, do)
+    if answer.status in (401, 403):
+        raise ServerError(f"access to {url}", f"HTTP {answer.status}", "give --api-key-env NAME")
     try:
-        answer = requests.get(url, headers=headers, timeout=10)
-    except requests.RequestException as error:
-        cause = error.__class__.__name__
-        if "refused" in str(error):
-            cause = "connection refused"
-        raise ServerError(f"a server at {base_url}", cause, do) from None
-    if answer.status_code in (401, 403):
-        raise ServerError(f"access to {url}", f"HTTP {answer.status_code}", "give --api-key-env NAME")
-    try:
-        names = [m["id"] for m in answer.json()["data"]] if answer.status_code == 200 else []
+        names = [m["id"] for m in answer.json()["data"]] if answer.status == 200 else []
     except (ValueError, KeyError, TypeError):
         names = []
     if not names:
-        raise ServerError(f"model names from {url}", f"HTTP {answer.status_code}, {answer.text[:80]!r}", do)
+        shown = redact_text(answer.text[:4096])[:80]
+        raise ServerError(f"model names from {url}", f"HTTP {answer.status}, {shown!r}", do)
     return str(names[0])
 
 

@@ -22,7 +22,7 @@ from lib.deploy.unit_parse import Unit, parse_unit
 from lib.errors import UnreadableFile
 from lib.findings import Finding, worst_level
 from lib.records import Record
-from lib.server.redact import redact_object, redact_text
+from lib.server.redact import REDACTED, is_secret_name, redact_object, redact_text
 
 #: From this many restarts on it is a storm: the default start limit would have ended it.
 STORM_RESTARTS = 5
@@ -556,13 +556,18 @@ def _judge_settings(settings: tuple[SettingCheck, ...]) -> list[Finding]:
         Finding(
             id="dropin_not_applied" if item.origin != "unit" else "unit_not_applied",
             level="warning",
-            what=f"{item.name} is {item.expected!r} in the {item.origin}, but the process shows {item.seen[0]!r}.",
+            what=f"{item.name} is {item.expected!r} in the {item.origin}, but the process shows {_other(item)}.",
             evidence=f"{item.name}={item.seen[0]}",
             do="systemctl daemon-reload, restart, then systemctl show -p Environment UNIT.",
         )
         for item in settings
         if item.applied is False
     ]
+
+
+def _other(item: SettingCheck) -> str:
+    hidden = REDACTED in item.expected and item.seen[-1] == item.expected
+    return "another value (both are hidden)" if hidden else repr(item.seen[0])
 
 
 def _settings(unit: Unit, lines: list[_Line]) -> tuple[SettingCheck, ...]:
@@ -579,14 +584,22 @@ def _settings(unit: Unit, lines: list[_Line]) -> tuple[SettingCheck, ...]:
             found.append(
                 SettingCheck(
                     name=name,
-                    expected=expected,
-                    seen=tuple(dict.fromkeys(seen)),
+                    expected=_hidden(name, expected),
+                    seen=tuple(dict.fromkeys(_hidden(name, value) for value in seen)),
                     applied=seen[-1] == expected,
                     origin=origins[name],
                 )
             )
     found.extend(_arguments(unit, lines))
     return tuple(found)
+
+
+def _hidden(name: str, value: str) -> str:
+    """A variable's value as it may be shown: after the comparison, which needs the real one."""
+    if is_secret_name(name):
+        return REDACTED if value else value
+    shown = redact_text(f"{name}={value}")
+    return shown.removeprefix(f"{name}=")
 
 
 #: Flags whose value SGLang keeps as given, as far as one is given (it resolves the others).

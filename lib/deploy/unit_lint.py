@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 from lib.deploy.unit_parse import Command, Unit, parse_unit
+from lib.errors import UnreadableFile
 from lib.findings import Finding, worst_level
 from lib.records import Record
 from lib.server.redact import REDACTED, find_secrets, is_secret_name, redact_object, redact_text
@@ -248,9 +249,14 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
     """The effective settings of a unit with the findings about it; secrets are hidden.
 
     Raises:
-        UnreadableFile: if the text is no unit file.
+        UnreadableFile: if the text is no unit file, or one of another kind (a timer, a socket).
     """
     unit = parse_unit(text, dropins)
+    texts = [text, *(part if isinstance(part, str) else part[1] for part in dropins)]
+    if not any(re.search(r"(?mi)^[ \t]*\[[ \t]*service\b", part) for part in texts):
+        sections = ", ".join(f"[{name}]" for name in dict.fromkeys(item.section for item in unit.assignments))
+        found = f"only {redact_text(sections)[:80]}"
+        raise UnreadableFile("a service unit, with a [Service] section", found, "give the .service file")
     context = _Context(unit)
     found = list(unit.problems)
     for rule in RULES:
@@ -274,7 +280,7 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
         findings=tuple(found),
         type=context.type,
         command=tuple(redact_object(list(context.main.argv), secrets)) if context.main else (),
-        user=unit.value("Service", "User") or None,
+        user=redact_text(unit.value("Service", "User"), secrets) or None,
         kill_mode=unit.value("Service", "KillMode", "control-group"),
         restart=context.restart,
         restart_delay_s=context.restart_delay_s,
@@ -286,7 +292,7 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
         timeout_start_s=_finite(DEFAULT_TIMEOUT_S if start_s is None else start_s),
         timeout_stop_s=_finite(DEFAULT_TIMEOUT_S if stop_s is None else stop_s),
         environment=redact_object(unit.environment(), secrets),
-        environment_files=tuple(item.value for item in unit.values("Service", "EnvironmentFile")),
+        environment_files=tuple(redact_text(item.value, secrets) for item in unit.values("Service", "EnvironmentFile")),
         serves_model=context.serves_model,
         container=bool(context.docker),
     )

@@ -8,6 +8,7 @@ compare the arguments (`systemd-analyze verify`).
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 
@@ -15,9 +16,11 @@ from lib.deploy.unit_keys import BOOLEAN_KEYS, NEWER_KEYS, OTHER_SECTIONS, SECTI
 from lib.errors import UnreadableFile
 from lib.findings import Finding
 from lib.records import Record
+from lib.server.redact import redact_text
 
 #: No line of a unit file may be longer (systemd's LONG_LINE_MAX, 1 MiB); a whole file beyond this is not a unit.
 MAX_UNIT_CHARACTERS = 4 << 20
+MAX_LINE_BYTES = 1 << 20
 
 _SPACE = " \t\n\r"
 _UNSAFE_IN_PATH = r"[\x00-\x1f\x7f\\\"']"
@@ -129,9 +132,10 @@ class Unit(Record):
         return values[-1] if values else None
 
     def value(self, section: str, key: str, default: str = "") -> str:
-        """The deciding value of a key, or the default."""
-        found = self.last(section, key)
-        return found.value if found else default
+        """The deciding value of a key, or the default; a word that systemd does not know for the key is ignored."""
+        known = CHOICES.get(key) if section == "Service" else None
+        values = [item.value for item in self.values(section, key) if known is None or item.value in known]
+        return values[-1] if values else default
 
     def names(self, section: str, key: str) -> list[str]:
         """The words of a list of unit names, such as After=."""
@@ -190,7 +194,9 @@ def parse_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> Unit
     if not assignments:
         first = next((line for line in text.splitlines() if line.strip()), "nothing")
         raise UnreadableFile(
-            "a systemd unit file with sections and assignments", repr(first[:80]), "give the unit's text"
+            "a systemd unit file with sections and assignments",
+            repr(redact_text(first[:4096])[:80]),
+            "give the unit's text",
         )
     unit = Unit(assignments=tuple(assignments), problems=())
     for item in assignments:
@@ -252,23 +258,26 @@ def _read_lines(text: str, origin: str, assignments: list[Assignment], problems:
         )
     section: str | None = None
     known = False
-    pending: str | None = None
-    begun = 0
+    pending: list[str] = []
+    begun = size = 0
     lines = re.split(r"\r\n|\n\r|\n|\r", text.removeprefix("\ufeff"))
     for number, line in enumerate([*lines, ""], start=1):
         body = line.lstrip(_SPACE)
         if body[:1] in ("#", ";"):
             continue
-        if pending is None:
-            begun = number
-            whole = body
-        else:
-            whole = pending + line
-        odd = len(whole) - len(whole.rstrip("\\"))
+        if not pending:
+            begun, size = number, 0
+        part = line if pending else body
+        size += len(part.encode("utf-8", "surrogatepass"))
+        if size > MAX_LINE_BYTES:
+            raise UnreadableFile(
+                "a unit whose lines systemd reads, 1 MiB at most", f"{where}line {begun} is longer", "shorten it"
+            )
+        odd = len(part) - len(part.rstrip("\\"))
         if odd % 2 and number <= len(lines):
-            pending = whole[:-1] + " "
+            pending.append(part[:-1] + " ")
             continue
-        if re.search(r"\\[ \t]+$", whole) and not odd:
+        if re.search(r"\\[ \t]+$", part[-1000:]) and not odd:
             report(
                 "broken_continuation",
                 "error",
@@ -277,7 +286,8 @@ def _read_lines(text: str, origin: str, assignments: list[Assignment], problems:
                 line.strip(),
                 "Delete the blanks after the backslash.",
             )
-        pending = None
+        whole = "".join([*pending, part])
+        pending = []
         whole = whole.strip(_SPACE)
         if not whole:
             continue
@@ -470,6 +480,7 @@ def _expand(word: str, variables: list[str]) -> str:
     return _VARIABLE.sub(lambda match: "$" if match[1] is None else match[0], word)
 
 
+@functools.lru_cache(maxsize=32)  # a dozen rules ask for the same line; one of 1 MiB takes a second to read
 def _commands(item: Assignment) -> tuple[list[Command], list[Finding]]:
     problems: list[Finding] = []
 
@@ -569,7 +580,7 @@ def _value_problems(item: Assignment) -> list[Finding]:
     if not item.value or item.section not in SECTION_KEYS:
         return []
     if item.section == "Service" and item.key in _EXEC_KEYS:
-        return _commands(item)[1]
+        return list(_commands(item)[1])
     if item.section == "Service" and item.key == "Environment":
         return _environment_words(item)[1]
     wrong = None

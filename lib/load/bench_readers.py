@@ -19,7 +19,7 @@ from typing import Any
 
 from lib.errors import UnreadableFile
 from lib.records import Record
-from lib.server.redact import find_secrets
+from lib.server.redact import find_secrets, redact_text
 
 STATS = ("mean", "median", "std", "min", "max", "p90", "p95", "p99")
 
@@ -107,6 +107,8 @@ class Details(Record):
     runs_mean: dict[str, float] = {}
     all_runs_mean: dict[str, float] = {}
     faults: tuple[str, ...] = ()
+    list_lens: dict[str, int] = {}
+    failed_counted: bool = False
     lines: tuple[int, ...] = ()
 
 
@@ -129,7 +131,7 @@ def read_rows(text: str) -> tuple[list[BenchRow], list[Details]]:
         first = next(line for line in body.splitlines() if line.strip())
         raise UnreadableFile(
             "a result of bench_serving, one_batch_server, vLLM, aiperf, guidellm or inference-perf",
-            f"text that begins {ascii(first[:60])}",
+            f"text that begins {ascii(redact_text(first[:4096])[:60])}",
             "give the tool's JSON or its whole result block",
         )
     return [row for row, _ in found], [details for _, details in found]
@@ -280,6 +282,8 @@ _LATENCIES = {
     "itl": "itl_ms",
     "client_queue_time": "client_queue_ms",
 }
+#: Lists with one entry for each request that was sent.
+_PER_REQUEST = ("input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors")
 _SHAREGPT_LIKE = ("random", "random-ids", "random_ids", "generated-shared-prefix", "image")
 
 
@@ -346,6 +350,8 @@ def _serving_json(data: dict[str, Any]) -> tuple[BenchRow, Details]:
         odd_keys=odd,
         not_numbers=tuple(not_numbers),
         nulls=tuple(nulls),
+        list_lens={key: len(data[key]) for key in _PER_REQUEST if isinstance(data.get(key), list)},
+        failed_counted=count(data.get("failed")) is not None,
         server_info=bool(data.get("server_info")),
         secrets=find_secrets(data.get("server_info")) if data.get("server_info") else (),
     )

@@ -115,12 +115,19 @@ def read_bench(text: str) -> BenchReport:
     ]
     findings: list[Finding] = []
     readings: list[BenchReading] = []
+    possible: list[int] = []
     for context in contexts:
+        own = list(_impossible(context))
+        if own:  # nothing follows from a row that cannot be: no rule reads it, no reading is derived
+            findings.extend([*own, *_faults(context), *_secrets(context)])
+            readings.append(BenchReading(label=context.row.label, valid=False))
+            continue
+        possible.append(context.index)
         own = [finding for rule in RULES for finding in rule(context)]
         findings.extend(own)
         valid = not any(finding.level == "error" for finding in own)
         readings.append(context.reading.model_copy(update={"valid": valid}))
-    repeated = _repeated(rows, details)
+    repeated = _repeated([rows[index] for index in possible], [details[index] for index in possible])
     name, ratio = _widest(repeated)
     findings.extend(_judge_runs(rows, repeated, name, ratio))
     findings.sort(key=lambda finding: {"error": 0, "warning": 1, "info": 2}[finding.level])
@@ -370,6 +377,69 @@ def _judge_runs(
             level="info",
             what="Each configuration was run once: the numbers have no interval.",
             do="Repeat it at least three times.",
+        )
+
+
+# ---- what no run can give --------------------------------------------------------------------------------------------
+
+_NEVER_NEGATIVE = (
+    "requested", "completed", "failed", "max_concurrency", "input_tokens", "input_text_tokens", "input_vision_tokens",
+    "output_tokens", "output_tokens_retokenized", "requests_per_s", "goodput_requests_per_s", "input_tokens_per_s",
+    "output_tokens_per_s", "total_tokens_per_s", "peak_output_tokens_per_s", "peak_concurrency", "concurrency",
+    "decode_tokens_per_s", "wall_tokens_per_s", "request_rate_per_s", "accept_length", "input_len_asked",
+    "output_len_asked", "e2e_ms", "ttft_ms", "ttst_ms", "tpot_ms", "itl_ms", "chunk_gap_ms", "client_queue_ms",
+)  # fmt: skip
+
+
+def _impossible(c: _Context) -> Iterator[Finding]:
+    """Numbers that no run can have, whatever it measured: the file is damaged, edited or put together from several."""
+    do = "Use no number of it; run it again, or copy the tool's own file."
+    row = c.row
+
+    def find(id_: str, what: str, evidence: str) -> Finding:
+        return c.find(id_, "error", what, do, evidence)
+
+    if row.duration_s is not None and row.duration_s <= 0:
+        yield find(
+            "impossible_duration", f"The run is said to have taken {row.duration_s:g} s.", f"duration {row.duration_s:g}"
+        )
+    negative = []
+    for name in _NEVER_NEGATIVE:
+        value = getattr(row, name)
+        members = {"": value}
+        if isinstance(value, Stats):
+            members = {f" {key}": number for key, number in value.model_dump(exclude_none=True).items()}
+        negative += [f"{name}{key} {number:g}" for key, number in members.items() if number is not None and number < 0]
+    if negative:
+        yield find("negative_number", f"Below zero: {', '.join(negative[:8])}.", ", ".join(negative[:8]))
+    if row.completed is None or row.completed < 0:
+        return
+    if row.requested is not None and row.completed > row.requested >= 0:
+        yield find(
+            "more_completed_than_sent",
+            f"{row.completed} requests succeeded of {row.requested} that were sent.",
+            f"completed {row.completed}, requested {row.requested}",
+        )
+    elif (
+        (c.details.failed_counted or row.format in ("sglang_text", "vllm_text"))
+        and row.failed is not None
+        and row.requested is not None
+        and min(row.failed, row.requested) >= 0
+        and row.completed + row.failed != row.requested
+    ):
+        yield find(
+            "requests_do_not_add_up",
+            f"{row.completed} succeeded and {row.failed} failed, but {row.requested} were sent.",
+            f"completed {row.completed} + failed {row.failed}, requested {row.requested}",
+        )
+    lens = c.details.list_lens
+    allowed = {row.completed, row.requested}
+    if lens and (len(set(lens.values())) > 1 or not set(lens.values()) <= allowed):
+        shown = ", ".join(f"{key} {length}" for key, length in lens.items())
+        yield find(
+            "lists_of_other_length",
+            f"The per-request lists do not belong to {row.completed} succeeded requests: {shown} entries.",
+            f"completed {row.completed}; {shown}",
         )
 
 

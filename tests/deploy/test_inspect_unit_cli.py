@@ -105,3 +105,58 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: py
     path.write_text("[Service]\nExecStart=/bin/true \x1b[2J\nDescripton=\x1b]0;x\x07\n")
     assert run(str(path)) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_secret_of_the_process_is_hidden(as_json: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A secret variable that the journal shows with another value: said so, with neither value."""
+    unit, journal = tmp_path / "x.service", tmp_path / "x.log"
+    unit.write_text(
+        "[Service]\nExecStart=/opt/py/bin/vllm serve /srv/m\nEnvironment=HF_TOKEN=hunter2unit55\n"
+        "Environment=UPSTREAM=http://me:fromUnit77@h/ MODE=slow\n"
+    )
+    stamp = "Nov 20 10:00:00 host"
+    journal.write_text(
+        f"{stamp} systemd[1]: Started x.service - x.\n{stamp} sglang[1]: HF_TOKEN=otherSecret99x\n"
+        f"{stamp} sglang[1]: UPSTREAM=http://me:fromLog88@h/ MODE=fast\n"
+    )
+    assert run(str(unit), "--journal", str(journal), *(["--json"] if as_json else [])) == 0
+    out = capsys.readouterr().out
+    assert not [secret for secret in ("hunter2unit55", "otherSecret99x", "fromUnit77", "fromLog88") if secret in out]
+    assert "both are hidden" in out and "fast" in out
+    if as_json:
+        found = {item["name"]: item for item in json.loads(out)["journal"]["settings"]}
+        assert found["HF_TOKEN"]["applied"] is False and found["HF_TOKEN"]["seen"] == ["REDACTED"]
+        assert found["MODE"]["seen"] == ["fast"]
+
+
+def test_a_wrong_file_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that a refusal quotes, and the user of the summary, are shown without secrets."""
+    path = tmp_path / "x"
+    path.write_text("export HF_TOKEN=hunter2secret9\n")
+    assert run(str(path)) == 2
+    path.write_text("[Service]\nExecStart=/bin/x\nUser=HF_TOKEN=hunter2secret9\n")
+    assert run(str(path)) == 0
+    shown = capsys.readouterr().out
+    assert "hunter2secret9" not in shown and shown.count("HF_TOKEN=REDACTED") == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["Nov 20 10:00:00 host sglang[1]: ready", '{"MESSAGE": "ready", "_PID": "1"}',
+             "2026-11-20T10:00:00+0000 host systemd[1]: Started x."],
+)  # fmt: skip
+def test_a_journal_in_the_place_of_the_unit(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 2, and the option it belongs to."""
+    path = tmp_path / "x.log"
+    path.write_text(f"{line}\n" * 3)
+    assert run(str(path)) == 2
+    assert "--journal" in capsys.readouterr().out
+
+
+def test_an_ignored_restart_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`Restart=sometimes`: systemd ignores it, and so does the summary."""
+    path = tmp_path / "x.service"
+    path.write_text("[Service]\nExecStart=/bin/x\nRestart=sometimes\n")
+    assert run(str(path), "--json") == 0
+    unit = json.loads(capsys.readouterr().out)["unit"]
+    assert unit["restart"] == "no" and "invalid_value" in [finding["id"] for finding in unit["findings"]]

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from lib.deploy.unit_lint import read_unit
 from lib.deploy.unit_parse import parse_unit, split_words, time_span_s
+from lib.errors import UnreadableFile
 from tests.deploy.test_unit_render import needs_systemd, unquote_dump
 
 PIECES = [
@@ -159,3 +161,31 @@ def test_words_of_the_docstring() -> None:
     assert split_words('a "b c" d\\x41') == ["a", "b c", "dA"]
     with pytest.raises(ValueError, match="unbalanced"):
         split_words("a 'b")
+
+
+def test_a_word_that_systemd_ignores_decides_nothing() -> None:
+    """`Restart=sometimes` is ignored: what was valid before it, or the default, counts."""
+    unit = parse_unit("[Service]\nExecStart=/bin/x\nRestart=sometimes\nKillMode=mixed\nKillMode=all\n")
+    assert unit.value("Service", "Restart", "no") == "no" and unit.value("Service", "KillMode") == "mixed"
+
+
+def test_a_line_beyond_the_limit_of_systemd() -> None:
+    """1 MiB in one line or over continuations is refused; just below it is read, and quickly."""
+    almost = "[Service]\nExecStart=/bin/x " + "--x abc " * 60_000 + "\n"
+    parse_unit(almost)
+    begun = time.monotonic()
+    for _ in range(5):
+        assert len(parse_unit(almost).commands()[0].argv) == 120_001
+    assert time.monotonic() - begun < 20
+    for long in ("a" * (1 << 20), "\u00e9" * (1 << 19), "abc \\\n" * 250_000):
+        with pytest.raises(UnreadableFile, match="1 MiB"):
+            parse_unit("[Service]\nExecStart=/bin/x " + long + "\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["[Timer]\nOnCalendar=daily\n", "[Socket]\nListenStream=80\n", "[Unit]\nDescription=x\n"]
+)
+def test_another_kind_of_unit(text: str) -> None:
+    """A timer, a socket, a part without [Service]: refused with the reason."""
+    with pytest.raises(UnreadableFile, match="service unit"):
+        read_unit(text)

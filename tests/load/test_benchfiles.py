@@ -545,3 +545,40 @@ def test_a_file_cut_anywhere_says_so(cut: int) -> None:
     assert len(text) >= len(line)
     assert len(report.rows) == 1
     assert report.valid is (len(text) <= len(line) + 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "finding"),
+    [
+        ({"duration": 0}, "impossible_duration"),
+        ({"duration": -40.0}, "impossible_duration"),
+        ({"total_output_tokens": -1}, "negative_number"),
+        ({"completed": -400}, "negative_number"),
+        ({"mean_ttft_ms": -57.5}, "negative_number"),
+        ({"num_prompts": 300}, "more_completed_than_sent"),
+        ({"num_prompts": 400, "failed": 3}, "requests_do_not_add_up"),
+        ({"num_prompts": 401, "failed": 0}, "requests_do_not_add_up"),
+        ({"ttfts": [0.05] * 300}, "lists_of_other_length"),
+        ({"ttfts": [0.05] * 400, "itls": [[0.01]] * 399}, "lists_of_other_length"),
+        ({"ttfts": []}, "lists_of_other_length"),
+    ],
+)
+def test_an_impossible_file(changes: dict[str, Any], finding: str) -> None:
+    """An error that names it, no verdict that it can be used, and nothing derived from the impossible number."""
+    report = read_bench(json.dumps(sglang(**changes)))
+    assert not report.valid and report.severity == "error" and report.readings[0].valid is False
+    assert [found.id for found in report.findings if found.id != "one_run"] == [finding]
+    assert report.readings[0].concurrency_decoding is None and report.readings[0].success_frac is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_prompts": 402, "failed": 2},
+        {"ttfts": [0.05] * 400, "itls": [[0.01]] * 400, "output_lens": [100] * 400, "errors": [""] * 400},
+        {"ttfts": [0.05] * 402, "output_lens": [100] * 400 + [0, 0], "errors": [""] * 402},
+    ],
+)
+def test_a_possible_file(changes: dict[str, Any]) -> None:
+    """Counts and lists that fit each other are no error; a failed request stands in the lists too."""
+    assert read_bench(json.dumps(sglang(**changes))).valid

@@ -105,3 +105,12 @@ def test_the_documentation_names_every_finding_and_field() -> None:
             field.serialization_alias or name for record in records for name, field in record.model_fields.items()
         }
         assert [name for name in fields if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_a_wrong_file_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that a refusal quotes is shown without secrets."""
+    path = tmp_path / "x"
+    path.write_text("export HF_TOKEN=hunter2secret9\n")
+    assert run(str(path)) == 2
+    shown = capsys.readouterr().out
+    assert "hunter2secret9" not in shown and "HF_TOKEN=REDACTED" in shown

@@ -1,0 +1,1 @@
+"""The `workbook` command as a whole."""
