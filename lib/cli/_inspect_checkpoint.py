@@ -68,8 +68,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
         size = f"{facts['weight_bytes'] / 2**30:.2f} GiB in {facts['shards']} files"
     lines = [
         f"{facts['architecture_name']}: {layers['num_hidden_layers']} layers ({groups}), {size}",
-        f"weights {declared['weights_method'] or facts['torch_dtype']}"
-        f"{' ' + declared['weights_algo'] if declared['weights_algo'] else ''}; context "
+        f"weights {declared['weights']}; context "
         f"{facts['context_length'] or 'not said'}; "
         f"vocabulary {facts['vocab_size'] or 'not said'}; chat template {facts['chat_template'] or 'none found'}",
         f"KV cache on SGLang {cache['sglang_version']} with --kv-cache-dtype {cache['flag']}: {cache['dtype']}",

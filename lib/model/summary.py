@@ -14,7 +14,7 @@ from lib.model.memory import (
     state_bytes_per_slot,
     swa_pool,
 )
-from lib.model.quantization import DTYPE_BYTES, resolve_kv_cache_dtype, scales_loaded
+from lib.model.quantization import DTYPE_BYTES, resolve_kv_cache_dtype, scales_loaded, weights_quantized
 from lib.records import Record
 
 Level = Literal["info", "warning", "error"]
@@ -45,6 +45,20 @@ class Finding(Record):
     text: str
     do: str | None = None
     source: str
+
+
+def weights_text(checkpoint: Checkpoint) -> str:
+    """The precision of the weights in words: what is stored, and what is only declared.
+
+    Example: `bfloat16 (declares FP8, no weight is quantized)` where hf_quant_config.json excludes every layer.
+    """
+    declared = checkpoint.quantization
+    if declared.weights_method is None:
+        return checkpoint.torch_dtype or "not said"
+    if weights_quantized(checkpoint) is False:
+        said = declared.weights_algo or declared.weights_method
+        return f"{checkpoint.torch_dtype or 'unquantized'} (declares {said}, no weight is quantized)"
+    return f"{declared.weights_method}{f' {declared.weights_algo}' if declared.weights_algo else ''}"
 
 
 def checkpoint_findings(
@@ -127,6 +141,14 @@ def checkpoint_findings(
             "kv_scales_unread",
             "warning",
             f"values not read: {'; '.join(scales.unread[:3])}",
+            None,
+            "safetensors headers",
+        )
+    if checkpoint.quantization.weights_method is not None and weights_quantized(checkpoint) is False:
+        add(
+            "weights_not_quantized",
+            "info",
+            f"weights: {weights_text(checkpoint)}: no tensor has a quantized dtype",
             None,
             "safetensors headers",
         )
@@ -228,7 +250,8 @@ def checkpoint_summary(
             ],
             "sliding_pool": swa_pool(checkpoint, sglang_version),
         },
-        "quantization": checkpoint.quantization.model_dump(mode="json"),
+        "quantization": checkpoint.quantization.model_dump(mode="json")
+        | {"weights": weights_text(checkpoint), "weights_quantized": weights_quantized(checkpoint)},
         "scales": scales,
         "scales_loaded": {"loaded": loaded, "why": loaded_why},
         "kv_cache": {

@@ -198,3 +198,23 @@ def test_names_in_any_language_are_printed(tmp_path: Path, capsys: pytest.Captur
     folder = write_checkpoint(tmp_path / "größe", TINY_LLAMA | {"model_type": "模型"})
     assert run(str(folder), "--json") == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"]["path"].endswith("größe")
+
+
+@pytest.mark.parametrize(("dtype", "quantized"), [("BF16", False), ("F8_E4M3", True)])
+def test_declared_fp8_is_not_taken_for_stored_fp8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, quantized: bool
+) -> None:
+    """A file that declares FP8 and excludes every layer holds BF16 weights: the headers say which it is."""
+    tensors = {"model.layers.0.self_attn.q_proj.weight": zeros(dtype, [2, 2])}
+    folder = write_checkpoint(
+        tmp_path / "m", TINY_LLAMA, {"model.safetensors": safetensors_bytes(tensors)}, hf_quant_config__json=HF_FP8_KV
+    )
+    assert run(str(folder)) == 0
+    text = capsys.readouterr().out
+    assert ("no weight is quantized" in text) is not quantized
+    assert run(str(folder), "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["quantization"]["weights_quantized"] is quantized
+    assert said["quantization"]["weights_bits"] == (8.0 if quantized else 16.0)
+    assert said["quantization"]["weights_method"] == "modelopt_fp8"
+    assert ("weights_not_quantized" in {row["id"] for row in said["findings"]}) is not quantized

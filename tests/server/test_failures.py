@@ -292,10 +292,10 @@ def test_plain_exception_and_shortened_header() -> None:
 
 def test_messages_of_several_lines() -> None:
     """An exception's message that goes on in the next line is whole."""
-    lines = (RECORDED / "h200-sglang-0.5.16/x_moe_flashinfer_cutedsl.log").read_bytes().split(b"\n")
-    assert need(classify(lines)).root_cause.startswith(
-        "AssertionError: Invalid quantization 'None'. FlashInfer CuteDSL MOE currently supports only"
-    )
+    head = b"Traceback (most recent call last):\n  File \"/x/a.py\", line 1, in check\n    assert a\n"
+    lines = (head + b"AssertionError: Invalid shape 'None'. \nThis layer takes only: 'two', 'three'.").split(b"\n")
+    for found in (classify(lines), read_log(lines).failure):
+        assert need(found).root_cause == "AssertionError: Invalid shape 'None'. This layer takes only: 'two', 'three'."
 
 
 # ------------------------------------------------------------------------------------ exit codes, hangs, stops
