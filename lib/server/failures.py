@@ -1224,7 +1224,8 @@ class FailureReader:
             hangs = [e for e in hangs if e.line.number < self.stop_line.number]
             symptoms = [e for e in symptoms if e.line.number < self.stop_line.number]
         if causes:
-            root = min(causes, key=lambda e: (e.line.time or "", e.order) if _comparable(causes) else ("", e.order))
+            times = _times(causes)
+            root = min(causes, key=lambda e: (times[e.order], e.order) if times else ("", e.order))
             return self._failure(root, causes, hangs + symptoms, exit_code, was_ready)
         if hangs:
             return self._failure(hangs[0], [], hangs[1:] + symptoms, exit_code, was_ready)
@@ -1384,9 +1385,13 @@ def _exit_code(match: re.Match[str]) -> int:
     return -code if killed else code
 
 
-def _comparable(events: Sequence[_Event]) -> bool:
-    times = [e.line.time for e in events]
-    return all(times) and len({len(t or "") for t in times}) == 1
+def _times(events: Sequence[_Event]) -> dict[int, str] | None:
+    """Time stamps by one clock, by order: the collector's where every line has it; None if they can't be compared."""
+    outer = [e.line.outer for e in events]
+    times = outer if all(outer) else [e.line.time for e in events]
+    if not all(times) or len({len(t or "") for t in times}) != 1:
+        return None
+    return {event.order: time or "" for event, time in zip(events, times, strict=True)}
 
 
 def _signature(text: str) -> tuple[Signature | None, re.Match[str] | None]:

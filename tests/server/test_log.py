@@ -832,3 +832,33 @@ def test_cli_report(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert out.startswith(("sglang ", "vllm "))
     assert "ready" in out
+
+
+@pytest.mark.parametrize("hours", [0, 1, 9])
+def test_seconds_are_counted_by_one_clock(hours: int) -> None:
+    """`docker logs -t` puts UTC before lines that carry local time, or none: a difference never mixes the two."""
+    inner = f"[2026-11-29 {10 + hours:02}:{{}}] "
+    rows = [
+        ("00:00", "", "Fail to set RLIMIT_NOFILE: no"),
+        ("00:05", inner.format("00:05"), "Load weight begin. avail mem=100.00 GB"),
+        ("00:25", inner.format("00:25"), "Capture cuda graph begin. This can take up to several minutes."),
+        ("00:42", inner.format("00:42"), "The server is fired up and ready to roll!"),
+    ]
+    log = read_log([f"2026-11-29T10:{at}.000000000Z {own}{text}" for at, own, text in rows])
+    assert log.ready is not None
+    assert log.ready.seconds_from_first_line == 42
+    assert {row.name: row.seconds for row in log.phases if row.seconds is not None} == {
+        "loading_weights": 20,
+        "capturing_graphs": 17,
+    }
+
+
+def test_seconds_between_two_clocks_are_not_said() -> None:
+    """Only the first line has the collector's stamp, only the last the server's: no difference can be taken."""
+    lines = [
+        "2026-11-29T10:00:00.0Z Fail to set RLIMIT_NOFILE: no",
+        "[2026-11-29 19:00:42] The server is fired up and ready to roll!",
+    ]
+    log = read_log(lines)
+    assert log.ready is not None
+    assert log.ready.seconds_from_first_line is None
