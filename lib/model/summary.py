@@ -228,7 +228,10 @@ def checkpoint_summary(
             made = pools_by_dtype(checkpoint, flags, tp=tp, sglang_version=sglang_version, sm=sm, **memory)
             pools = {flag: pool.model_dump(mode="json") for flag, pool in made.items()}
         except BadInput as error:
+            sized = any(memory.get(name) is not None for name in ("weights_gib", "available_gib", "max_total_tokens"))
             pools_why = str(error)
+            if checkpoint.weight_bytes is None and not sized:
+                pools_why = "the weights' size is missing (no safetensors files here): give --weights-gib, on one GPU"
     else:
         pools_why = "no memory inputs: give the GPU's memory"
     facts = checkpoint.model_dump(mode="json", include=_FACTS)
