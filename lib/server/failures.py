@@ -176,7 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "combination_unsupported",
         "is not supported in",
-        r"(?P<what>[\w -]{1,60}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
+        r"(?P<what>\w[\w -]{0,59}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
         "crash",
         "cause",
         "{what} has no kernels in the attention backend {backend}",
@@ -1454,6 +1454,11 @@ def _values(event: _Event) -> dict[str, float | int | str | bool | None]:
             continue
         values[key] = _number(raw)
     ident = event.row.id if event.row else ""
+    if ident == "unrecognized_arguments":
+        # argparse lists what is left over: names and what was meant as their values.
+        words = str(values.get("flag") or "").split()
+        names = [word.partition("=")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
+        values["flag"] = ", ".join(dict.fromkeys(names)) or values.get("flag")
     if ident == "too_much_shared_memory":
         values["asked_bytes"] = int(str(event.match.group("asked")), 16) if event.match else None
         values["limit_bytes"] = int(str(event.match.group("limit")), 16) if event.match else None

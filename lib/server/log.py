@@ -977,7 +977,7 @@ class LogReader:
             quantization_told=_told(self.quant_line),
             backends=self._backends(),
             weights=weights,
-            weights_gib_per_rank=_largest_rank(weights, lambda w: w.gib),
+            weights_gib_per_rank=_largest_rank([w for w in weights if w.gib is None or w.gib >= 0], lambda w: w.gib),
             slow_ranks=_slow_ranks(weights),
             kv_pools=pools,
             pool_totals=totals,

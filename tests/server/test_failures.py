@@ -722,3 +722,26 @@ def test_a_refusal_of_the_rules_is_bad_arguments(
 @pytest.mark.parametrize("message", ["TypeError: '>' not supported between instances of 'NoneType' and 'int'", "AssertionError"])
 def test_an_exception_that_anything_may_raise_is_not_taken_for_a_refusal(message: str) -> None:
     assert refused(message, "server_args.py _handle_page_size").id == "exception"
+
+
+@pytest.mark.parametrize(
+    ("left_over", "names"),
+    [
+        ("--mamba-scheduler-strategy extra_buffer", "--mamba-scheduler-strategy"),
+        ("--foo=bar --fizz -1 buzz --foo=2", "--foo, --fizz"),
+        ("stray", "stray"),
+    ],
+)
+def test_what_argparse_does_not_know_is_named_without_its_values(left_over: str, names: str) -> None:
+    failure = need(classify([f"sglang serve: error: unrecognized arguments: {left_over}"], exit_code=2))
+    assert failure.root_cause == f"this version has no argument {names}"
+    assert failure.values["flag"] == names
+
+
+def test_no_cause_begins_or_ends_with_a_space() -> None:
+    """The parts that a row takes from the message carry no margin: `in phase X:  EAGLE` was one."""
+    for text in EXAMPLES.values():
+        failure = classify(["[2026-11-29 10:00:00] Load weight begin. avail mem=1.00 GB", text], exit_code=1)
+        if failure is not None:
+            assert failure.root_cause == failure.root_cause.strip()
+            assert failure.what_to_do == failure.what_to_do.strip()
