@@ -924,6 +924,7 @@ class LogReader:
         last = parse_line(0, self.last_stamped).time if self.last_stamped else None
         engine, why = self._engine()
         weights = self._weights()
+        unusable = {w.rank for w in weights if w.gib is not None and w.gib < 0}  # free memory moved meanwhile
         pools = self._pools()
         mamba = [_mamba_pool(line, groups) for line, groups in self.facts["mamba"]]
         plans = [
@@ -977,7 +978,7 @@ class LogReader:
             quantization_told=_told(self.quant_line),
             backends=self._backends(),
             weights=weights,
-            weights_gib_per_rank=_largest_rank([w for w in weights if w.gib is None or w.gib >= 0], lambda w: w.gib),
+            weights_gib_per_rank=_largest_rank([w for w in weights if w.rank not in unusable], lambda w: w.gib),
             slow_ranks=_slow_ranks(weights),
             kv_pools=pools,
             pool_totals=totals,

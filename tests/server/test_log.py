@@ -916,6 +916,8 @@ def test_cli_names_one_phase_and_no_negative_weights(tmp_path: Path, capsys: pyt
     assert "in phase allocating_kv" in out and "last phase" not in out
     assert "weights: -30 GiB is not usable: another process changed free memory" in out
     assert read_log(lines).weights_gib_per_rank is None
+    draft = lines[1].replace("LlamaForCausalLM", "LlamaForCausalLMEagle")
+    assert read_log([lines[1].replace("-30", "30"), draft]).weights_gib_per_rank is None
     path.write_text("\n".join(lines[:2]).replace("-30", "30"))
     out = run_cli([str(path)], capsys)[1]
     assert "last phase: loading_weights" in out and "weights: 30 GiB per rank" in out
