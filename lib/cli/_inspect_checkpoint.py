@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from typing import Any
 
+from lib.errors import BadInput
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import DEFAULT_SGLANG_VERSION
 from lib.model.summary import LEVELS, checkpoint_summary
@@ -23,6 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--gpu-memory-mib", type=float, metavar="MIB", help="total memory of the smallest GPU: then pools are predicted"
     )
+    parser.add_argument(
+        "--weights-gib", type=float, metavar="GIB", help="weights on one GPU; default: the safetensors files' size / tp"
+    )
     parser.add_argument("--mem-fraction-static", type=float, metavar="F", help="default: as SGLang derives it")
     parser.add_argument(
         "--sm", type=int, metavar="MAJOR", help="compute capability, e.g. 9 or 12 (sparse attention picks by it)"
@@ -36,9 +41,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 read; 1 a finding at or above --fail-on; unreadable input raises (exit code 2)."""
+    _check(args)
     memory: dict[str, Any] = {}
     if args.gpu_memory_mib is not None:
-        memory = {"gpu_memory_mib": args.gpu_memory_mib, "mem_fraction_static": args.mem_fraction_static}
+        memory = {
+            "gpu_memory_mib": args.gpu_memory_mib,
+            "mem_fraction_static": args.mem_fraction_static,
+            "weights_gib": args.weights_gib,
+        }
     summary = checkpoint_summary(
         read_checkpoint(args.folder),
         tp=args.tp,
@@ -52,6 +62,45 @@ def run(args: argparse.Namespace) -> int:
         return 0
     level = LEVELS.index(args.fail_on)
     return int(any(LEVELS.index(finding["level"]) >= level for finding in summary["findings"]))
+
+
+#: (name, least, most, whether the bounds are allowed themselves, what it is)
+_NUMBERS: tuple[tuple[str, float, float, bool, str], ...] = (
+    ("tp", 1, 4096, True, "a number of ranks from 1 to 4096"),
+    ("gpu_memory_mib", 1024, 1 << 24, True, "MiB, at least 1024, as nvidia-smi's memory.total says (80 GiB: 81920)"),
+    ("mem_fraction_static", 0, 1, False, "a fraction between 0 and 1, e.g. 0.85"),
+    ("weights_gib", 0, 1 << 14, False, "GiB on one GPU, above 0"),
+    ("sm", 3, 20, True, "the major part of the compute capability, e.g. 8, 9, 10 or 12 (not 90)"),
+)
+
+
+def _check(args: argparse.Namespace) -> None:
+    """All numbers of the command line against what they may be, in one message.
+
+    Raises:
+        BadInput: at least one can't be.
+    """
+    wrong = []
+    for name, low, high, bounds, what in _NUMBERS:
+        value = getattr(args, name)
+        if value is None:
+            continue
+        fits = math.isfinite(value) and (low <= value <= high if bounds else low < value < high)
+        if not fits:
+            wrong.append((f"--{name.replace('_', '-')}", what, value))
+    if wrong:
+        raise BadInput(
+            "expected " + "; ".join(f"{flag}: {what}" for flag, what, _ in wrong),
+            ", ".join(f"{flag} {value:g}" for flag, _, value in wrong),
+            "correct the command line",
+        )
+    alone = [f for f in ("mem_fraction_static", "weights_gib") if getattr(args, f) is not None]
+    if alone and args.gpu_memory_mib is None:
+        raise BadInput(
+            "expected --gpu-memory-mib beside " + " and ".join(f"--{f.replace('_', '-')}" for f in alone),
+            "no GPU memory, from which pools would follow",
+            "give --gpu-memory-mib",
+        )
 
 
 def _lines(summary: dict[str, Any]) -> list[str]:
@@ -68,8 +117,7 @@ def _lines(summary: dict[str, Any]) -> list[str]:
         size = f"{facts['weight_bytes'] / 2**30:.2f} GiB in {facts['shards']} files"
     lines = [
         f"{facts['architecture_name']}: {layers['num_hidden_layers']} layers ({groups}), {size}",
-        f"weights {declared['weights_method'] or facts['torch_dtype']}"
-        f"{' ' + declared['weights_algo'] if declared['weights_algo'] else ''}; context "
+        f"weights {declared['weights']}; context "
         f"{facts['context_length'] or 'not said'}; "
         f"vocabulary {facts['vocab_size'] or 'not said'}; chat template {facts['chat_template'] or 'none found'}",
         f"KV cache on SGLang {cache['sglang_version']} with --kv-cache-dtype {cache['flag']}: {cache['dtype']}",

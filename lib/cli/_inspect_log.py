@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,16 @@ from lib.server.log_tables import LEVELS
 
 #: Progress goes to stderr once for this many bytes.
 _PROGRESS_BYTES = 1 << 28
+_HEAD_BYTES = 1 << 16
+#: A larger single JSON object is no answer of a server.
+_JSON_BYTES = 1 << 24
+#: How a compressed file begins, what it is, and what reads it.
+_PACKED: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "gzip", "zcat"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat"),
+    (b"\xfd7zXZ\x00", "xz", "xzcat"),
+    (b"BZh", "bzip2", "bzcat"),
+)
 _MAIN_BACKENDS = ("attention_backend", "moe_runner_backend", "fp4_gemm_runner_backend", "sampling_backend")
 
 
@@ -68,17 +79,64 @@ def run(args: argparse.Namespace) -> int:
 def _read(name: str) -> ServerLog:
     if name == "-":
         require_standard_input("a log of SGLang or vLLM")
-        return read_log(lines_of(_with_progress(sys.stdin.buffer)))
+        return _read_handle(sys.stdin.buffer, "standard input")
     path = Path(name)
     if path.is_dir():
         raise UnreadableFile("a log file", f"{name} is a directory", "name the file in it")
     try:
         with path.open("rb") as handle:
-            return read_log(lines_of(_with_progress(handle)))
+            return _read_handle(handle, name)
     except OSError as error:
         raise UnreadableFile(
             "a log file that can be read", f"{name}: {error.strerror or error}", "check the path"
         ) from error
+
+
+def _read_handle(handle: IO[bytes], name: str) -> ServerLog:
+    """Read a log after a look at its first bytes: what is packed, UTF-16 or one JSON object is named, not read."""
+    head = handle.read(_HEAD_BYTES)
+    file = "FILE" if name == "standard input" else name
+    for magic, form, tool in _PACKED:
+        if head.startswith(magic):
+            raise UnreadableFile(
+                "a log as text", f"{name} is compressed ({form})", f"{tool} {file} | workbook inspect log -"
+            )
+    code = _utf_16(head)
+    if code:
+        raise UnreadableFile(
+            "a log in UTF-8", f"{name} is {code}", f"iconv -f {code} -t UTF-8 {file} | workbook inspect log -"
+        )
+    if head.lstrip()[:1] == b"{":
+        head += handle.read(_JSON_BYTES)
+        if len(head) < _JSON_BYTES and _is_one_object(head):
+            raise UnreadableFile(
+                "a log, which has lines",
+                f"{name} is one JSON object",
+                f"if it is the answer of GET /server_info: workbook audit --server-info {file}",
+            )
+    read = _with_progress(handle)
+    begun = [head]
+    return read_log(lines_of(lambda size: begun.pop() if begun else read(size)))
+
+
+def _utf_16(head: bytes) -> str | None:
+    """UTF-16 by its byte order mark, or by every second byte being zero as in English text."""
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "UTF-16"
+    sample = head[:4096]
+    if len(sample) >= 16:
+        for name, zeros in (("UTF-16LE", sample[1::2]), ("UTF-16BE", sample[::2])):
+            if zeros.count(0) > 0.9 * len(zeros) and sample.count(0) < 0.6 * len(sample):
+                return name
+    return None
+
+
+def _is_one_object(data: bytes) -> bool:
+    """Whether the text is exactly one JSON object; a log in JSON lines has more than one."""
+    try:
+        return isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _with_progress(handle: IO[bytes]) -> Callable[[int], bytes]:
@@ -112,7 +170,8 @@ def _report(log: ServerLog) -> Iterator[str]:
         took = f" {after:g} s after the first line" if after is not None else ""
         yield f"ready{took}{_at(log.ready)}"
     else:
-        yield f"not ready: no line says so; last phase: {log.phase or 'none seen'}"
+        died = log.failure is not None and log.failure.phase is not None  # then the failure's line names the phase
+        yield "not ready: no line says so" + ("" if died else f"; last phase: {log.phase or 'none seen'}")
     if log.failure:
         yield from _failure_lines(log)
     if log.model_class:
@@ -123,6 +182,8 @@ def _report(log: ServerLog) -> Iterator[str]:
         yield f"quantization: {quantization}"
     if log.weights_gib_per_rank is not None:
         yield f"weights: {log.weights_gib_per_rank:g} GiB per rank{_at(log.weights[0])}"
+    for row in [row for row in log.weights if row.gib is not None and row.gib < 0][:1]:
+        yield f"weights: {row.gib:g} GiB is not usable: another process changed free memory{_at(row)}"
     for backend in log.backends:
         main = backend.taken is not None and backend.kind in _MAIN_BACKENDS
         if backend.changed or main or backend.known_by in ("line", "trace"):

@@ -20,7 +20,7 @@ from pydantic_core import from_json
 from lib.errors import BadInput, UnknownArchitecture, UnreadableFile
 from lib.model.architectures import architecture, architecture_name, text_config
 from lib.model.facts import Architecture, Checkpoint, ScaleTensors
-from lib.model.quantization import declared_quantization, model_dtype
+from lib.model.quantization import declared_quantization, model_dtype, weights_quantized
 
 #: safetensors' own limit for a header (its Rust reader refuses larger ones).
 MAX_HEADER_BYTES = 100_000_000
@@ -472,7 +472,7 @@ def checkpoint_from_configs(
         if "scales" not in facts:
             facts["scales"] = _scales(None, tensors)
     vocab = text.get("vocab_size", config.get("vocab_size"))
-    return Checkpoint(
+    made = Checkpoint(
         config=dict(config),
         hf_quant_config=dict(hf_quant_config) if hf_quant_config is not None else None,
         architecture_name=name,
@@ -487,6 +487,15 @@ def checkpoint_from_configs(
         **counted,
         **facts,
     )
+    if quantization.weights_method is None or weights_quantized(made) is not False:
+        return made
+    # What is declared stays in weights_method and weights_algo: SGLang goes by it.
+    bits = max((_STORED_BITS.get(name.upper(), 0.0) for name in made.parameters_by_dtype), default=0.0) or None
+    quantization = quantization.model_copy(update={"weights_bits": bits})
+    return made.model_copy(update={"quantization": quantization})
+
+
+_STORED_BITS: dict[str, float] = {"F64": 64.0, "F32": 32.0, "F16": 16.0, "BF16": 16.0}
 
 
 def _counts(headers: Mapping[str, Header], last_layer: int | None) -> dict[str, Any]:

@@ -190,6 +190,34 @@ def heads_per_gpu(kv_heads: int, attn_tp: int) -> int:
     return max(1, kv_heads // attn_tp)
 
 
+def require_head_split(checkpoint: Checkpoint, attn_tp: int) -> None:
+    """Every rank gets the same number of query heads, or SGLang's attention layers refuse to be built.
+
+    Raises:
+        BadInput: the heads can't be divided, with the sizes that would do.
+
+    Source: SGLang `models/llama.py` and its siblings (`assert total_num_heads % tp_size == 0`), `configs/model_config.py`.
+    Example: SmolLM2 has 9 heads: 1, 3 and 9 ranks share them, 6 don't (although 3 KV heads on 6 ranks would).
+    """
+    text, _ = text_config(checkpoint.config)
+    heads = text.get("num_attention_heads", checkpoint.config.get("num_attention_heads"))
+    if isinstance(heads, bool) or not isinstance(heads, int) or heads < 1 or heads % attn_tp == 0:
+        return
+    layout = checkpoint.architecture
+    kv_heads = [group.kv_heads for group in layout.groups if group.kv_heads] if layout else []
+    allowed = [
+        size
+        for size in range(1, min(heads, 4096) + 1)
+        if heads % size == 0 and all(max(size, kv) % min(size, kv) == 0 for kv in kv_heads)
+    ]
+    raise BadInput(
+        f"expected a number of attention ranks that divides the model's {heads} attention heads, one of "
+        f"{', '.join(map(str, allowed))}",
+        f"{attn_tp} ranks",
+        "choose another --tp (with DP attention: another tp / dp); SGLang asserts this while it builds the model",
+    )
+
+
 def _element(count: int, dtype: str) -> int:
     """Bytes of `count` elements; 4-bit with one scale byte per 16 elements, MXFP8 with one per 32."""
     if dtype == "float4_e2m1fn_x2":
@@ -277,6 +305,8 @@ def kv_bytes_per_token(
     """
     layout = require_architecture(checkpoint)
     attn_tp = attention_tp(tp, dp_attention)
+    if platform != "cpu":  # there SGLang pads the heads
+        require_head_split(checkpoint, attn_tp)
     name = (
         resolve_kv_cache_dtype(checkpoint, dtype, sglang_version, platform=platform, sm=sm).dtype
         if dtype == "auto"

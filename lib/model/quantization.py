@@ -278,6 +278,24 @@ def declared_quantization(config: Config, hf_quant_config: Config | None = None)
     )
 
 
+#: safetensors dtypes in which a quantized weight may be stored (I32: packed by AWQ and GPTQ).
+_NARROW_STORED = frozenset(
+    ("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "I4", "U4", "F4", "I32", "U32", "F4_E2M1", "F6_E2M3", "F6_E3M2")
+)
+
+
+def weights_quantized(checkpoint: Checkpoint) -> bool | None:
+    """Whether any weight is stored quantized, by the tensors' dtypes; None when no tensor list was available.
+
+    A file that declares FP8 may exclude every linear layer, e.g. to have SGLang take its form of the KV cache. Dtypes
+    say it whatever the exclude list says. Methods that quantize on loading (an unquantized checkpoint served with
+    --quantization) declare nothing here.
+    """
+    if not checkpoint.parameters_by_dtype:
+        return None
+    return bool(_NARROW_STORED & {name.upper() for name in checkpoint.parameters_by_dtype})
+
+
 def _weights_group(section: Config) -> Config:
     groups = section.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():

@@ -14,7 +14,7 @@ from lib.model.memory import (
     state_bytes_per_slot,
     swa_pool,
 )
-from lib.model.quantization import DTYPE_BYTES, resolve_kv_cache_dtype, scales_loaded
+from lib.model.quantization import DTYPE_BYTES, resolve_kv_cache_dtype, scales_loaded, weights_quantized
 from lib.records import Record
 
 Level = Literal["info", "warning", "error"]
@@ -45,6 +45,20 @@ class Finding(Record):
     text: str
     do: str | None = None
     source: str
+
+
+def weights_text(checkpoint: Checkpoint) -> str:
+    """The precision of the weights in words: what is stored, and what is only declared.
+
+    Example: `bfloat16 (declares FP8, no weight is quantized)` where hf_quant_config.json excludes every layer.
+    """
+    declared = checkpoint.quantization
+    if declared.weights_method is None:
+        return checkpoint.torch_dtype or "not said"
+    if weights_quantized(checkpoint) is False:
+        said = declared.weights_algo or declared.weights_method
+        return f"{checkpoint.torch_dtype or 'unquantized'} (declares {said}, no weight is quantized)"
+    return f"{declared.weights_method}{f' {declared.weights_algo}' if declared.weights_algo else ''}"
 
 
 def checkpoint_findings(
@@ -130,6 +144,14 @@ def checkpoint_findings(
             None,
             "safetensors headers",
         )
+    if checkpoint.quantization.weights_method is not None and weights_quantized(checkpoint) is False:
+        add(
+            "weights_not_quantized",
+            "info",
+            f"weights: {weights_text(checkpoint)}: no tensor has a quantized dtype",
+            None,
+            "safetensors headers",
+        )
     for text in checkpoint.findings:
         add("files", "warning" if "disagree" in text else "info", text, None, "config.json, hf_quant_config.json")
     if checkpoint.path is not None:
@@ -206,7 +228,10 @@ def checkpoint_summary(
             made = pools_by_dtype(checkpoint, flags, tp=tp, sglang_version=sglang_version, sm=sm, **memory)
             pools = {flag: pool.model_dump(mode="json") for flag, pool in made.items()}
         except BadInput as error:
+            sized = any(memory.get(name) is not None for name in ("weights_gib", "available_gib", "max_total_tokens"))
             pools_why = str(error)
+            if checkpoint.weight_bytes is None and not sized:
+                pools_why = "the weights' size is missing (no safetensors files here): give --weights-gib, on one GPU"
     else:
         pools_why = "no memory inputs: give the GPU's memory"
     facts = checkpoint.model_dump(mode="json", include=_FACTS)
@@ -228,7 +253,8 @@ def checkpoint_summary(
             ],
             "sliding_pool": swa_pool(checkpoint, sglang_version),
         },
-        "quantization": checkpoint.quantization.model_dump(mode="json"),
+        "quantization": checkpoint.quantization.model_dump(mode="json")
+        | {"weights": weights_text(checkpoint), "weights_quantized": weights_quantized(checkpoint)},
         "scales": scales,
         "scales_loaded": {"loaded": loaded, "why": loaded_why},
         "kv_cache": {

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from pydantic import Field
 
 from lib.records import Record
+from lib.server.flags import RULES, Rule
 from lib.server.lines import Line, parse_line, seconds_between, split_messages
 from lib.server.progress import PHASES, phase_of
 from lib.server.redact import find_secrets, redact_object
@@ -42,7 +43,8 @@ class Failure(Record):
     """Why a server failed: one root cause, the symptoms around it, and what to do."""
 
     id: str = Field(
-        description="id of the row in SIGNATURES, or 'exception', 'unfinished_traceback', 'no_cause_in_log'"
+        description="id of the row in SIGNATURES or of the rule in flags.RULES, or 'exception', "
+        "'unfinished_traceback', 'no_cause_in_log'"
     )
     failure_class: str
     outcome: str = Field(description="key of lib.records.OUTCOMES")
@@ -174,7 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "combination_unsupported",
         "is not supported in",
-        r"(?P<what>[\w -]{1,60}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
+        r"(?P<what>\w[\w -]{0,59}) is not supported in (?:\w+ ){0,2}attention backend (?P<backend>\w+)",
         "crash",
         "cause",
         "{what} has no kernels in the attention backend {backend}",
@@ -1222,7 +1224,8 @@ class FailureReader:
             hangs = [e for e in hangs if e.line.number < self.stop_line.number]
             symptoms = [e for e in symptoms if e.line.number < self.stop_line.number]
         if causes:
-            root = min(causes, key=lambda e: (e.line.time or "", e.order) if _comparable(causes) else ("", e.order))
+            times = _times(causes)
+            root = min(causes, key=lambda e: (times[e.order], e.order) if times else ("", e.order))
             return self._failure(root, causes, hangs + symptoms, exit_code, was_ready)
         if hangs:
             return self._failure(hangs[0], [], hangs[1:] + symptoms, exit_code, was_ready)
@@ -1252,11 +1255,15 @@ class FailureReader:
                 else (phase if phase == "compiling_kernels" else "serving")
             )
         failure_class = row.failure_class if row else "crash"
+        rule = _refusal(root) if row is None and startup is not False else None
         if failure_class == "oom":
             failure_class = "oom_at_startup" if startup else "oom_runtime"
         if row is None and root.assertion == "unfinished":
             ident, cause = "unfinished_traceback", "an exception whose traceback is cut off"
             do = "get the rest of the log; the exception's name and message are missing"
+        elif row is None and rule is not None:
+            ident, cause, failure_class = rule.id, rule.reason, "bad_arguments"
+            do = _RULE_DO.get(rule.id, "start it with other arguments: the reason names what excludes what")
         elif row is None:
             ident, cause = "exception", _exception_text(root)
             do = "no row of the failure table knows this exception; read the traceback"
@@ -1276,7 +1283,7 @@ class FailureReader:
                 seen.add(key)
                 quotes.append(Quote(line_no=event.line.number, line=_short(event.line.quote), rank=event.line.rank))
         ended = bool({"sigquit", "scheduler_died", "subprocess_crashed"} & {e.row.id for e in [root, *others] if e.row})
-        unsupported = bool(row and row.unsupported)
+        unsupported = bool(row and row.unsupported) or bool(rule and rule.outcome == "unsupported_here")
         oom = failure_class in ("oom_at_startup", "oom_runtime", "oom_killed")
         return Failure(
             id=ident,
@@ -1304,8 +1311,8 @@ class FailureReader:
             out_of_memory=oom,
             graph_related=bool(row and row.graph_related) or (row is None and phase == "capturing_graphs" and known),
             hardware_fault=bool(row and row.hardware_fault),
-            source=row.source if row else None,
-            versions=row.versions if row else None,
+            source=row.source if row else rule.source if rule else None,
+            versions=row.versions if row else f"{rule.since} to {rule.until or 'newest'}" if rule else None,
         )
 
     def _without_cause(self, exit_code: int | None, ready: bool | None, symptoms: Sequence[_Event]) -> Failure | None:
@@ -1378,9 +1385,13 @@ def _exit_code(match: re.Match[str]) -> int:
     return -code if killed else code
 
 
-def _comparable(events: Sequence[_Event]) -> bool:
-    times = [e.line.time for e in events]
-    return all(times) and len({len(t or "") for t in times}) == 1
+def _times(events: Sequence[_Event]) -> dict[int, str] | None:
+    """Time stamps by one clock, by order: the collector's where every line has it; None if they can't be compared."""
+    outer = [e.line.outer for e in events]
+    times = outer if all(outer) else [e.line.time for e in events]
+    if not all(times) or len({len(t or "") for t in times}) != 1:
+        return None
+    return {event.order: time or "" for event, time in zip(events, times, strict=True)}
 
 
 def _signature(text: str) -> tuple[Signature | None, re.Match[str] | None]:
@@ -1391,6 +1402,39 @@ def _signature(text: str) -> tuple[Signature | None, re.Match[str] | None]:
         if match:
             return row, match
     return None, None
+
+
+#: What to do where a rule's reason does not say it by itself.
+_RULE_DO: dict[str, str] = {
+    "hybrid-no-buffer-overlap": "leave --mamba-scheduler-strategy at auto or set extra_buffer; keep no_buffer only with "
+    "--disable-overlap-schedule",
+    "hybrid-lazy-spec": "use --mamba-scheduler-strategy extra_buffer with speculation, or an SGLang newer than 0.5.16",
+    "spec-steps-alone": "give --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens "
+    "together, or none of them",
+    "spec-without-steps": "give --speculative-num-steps, --speculative-eagle-topk and --speculative-num-draft-tokens "
+    "together, or none of them",
+    "moe-cutedsl-quantization": "use another --moe-runner-backend, or, for a checkpoint with NVFP4 experts, say "
+    "--quantization modelopt_fp4",
+}
+_SPECULATIVE = re.compile(r"speculative|eagle", re.IGNORECASE)
+
+
+def _refusal(event: _Event) -> Rule | None:
+    """The rule of `flags.RULES` that this exception is, or None.
+
+    Messages that many mistakes share (a bare assertion, a comparison with None) count only inside the check of the
+    speculative arguments; of several rules with one message, that whose backend the message names.
+    """
+    found = []
+    for rule in RULES:
+        if rule.outcome == "silently_ignored" or not re.search(rule.pattern, event.text.strip()):
+            continue
+        if rule.pattern.startswith(("TypeError", "^AssertionError")) and not _SPECULATIVE.search(event.where or ""):
+            continue
+        found.append(rule)
+    said = re.sub(r"[^a-z0-9]", "", event.text.lower())
+    named = [rule for rule in found if "_" in (name := rule.reason.split()[0]) and name.replace("_", "") in said]
+    return next(iter(named or found), None)
 
 
 def _exception_text(event: _Event) -> str:
@@ -1410,6 +1454,11 @@ def _values(event: _Event) -> dict[str, float | int | str | bool | None]:
             continue
         values[key] = _number(raw)
     ident = event.row.id if event.row else ""
+    if ident == "unrecognized_arguments":
+        # argparse lists what is left over: names and what was meant as their values.
+        words = str(values.get("flag") or "").split()
+        names = [word.partition("=")[0] for word in words if re.match(r"--?[A-Za-z]", word)]
+        values["flag"] = ", ".join(dict.fromkeys(names)) or values.get("flag")
     if ident == "too_much_shared_memory":
         values["asked_bytes"] = int(str(event.match.group("asked")), 16) if event.match else None
         values["limit_bytes"] = int(str(event.match.group("limit")), 16) if event.match else None

@@ -60,6 +60,8 @@ class Line(NamedTuple):
     stamped: bool
     quote: str
     indent: int = 0
+    outer: str | None = None
+    """The time stamp that a container or collector put before the line; `time` is the server's own where it has one."""
 
     def tag(self, name: str) -> int | None:
         """The rank's number of one kind, e.g. `tag("TP")` of `DP0 TP3` is 3."""
@@ -118,7 +120,8 @@ def parse_line(number: int, raw: bytes) -> Line:
         rank = b" ".join((stamp["tags"] or stamp["only"] or b"").split()).decode() or None
         time = _clock(stamp["time"]) if stamp["time"] else None
         indent = len(raw) - len(raw.lstrip(b" \t"))
-        return Line(number, time, rank, raw[stamp.end() :].decode("utf-8", "replace").strip(), True, quote, indent)
+        text = raw[stamp.end() :].decode("utf-8", "replace").strip()
+        return Line(number, time, rank, text, True, quote, indent, _outer(raw[: stamp.start()]))
     vllm = _VLLM.search(raw, 0, 400)
     if vllm:
         process = vllm.group("process")
@@ -130,14 +133,15 @@ def parse_line(number: int, raw: bytes) -> Line:
             text,
             True,
             quote,
+            0,
+            _outer(raw[: vllm.start()]),
         )
     journal = _JOURNAL.match(raw)
     body = raw[journal.end() :] if journal else raw
     head = _PLAIN_TIME.search(body, 0, 60)
     time = _clock(head.group(1)) if head else None
-    if time is None and journal:
-        outer = _PLAIN_TIME.search(journal.group(0))
-        time = _clock(outer.group(1)) if outer else None
+    outer = _outer(journal.group(0)) if journal else None
+    time = time or outer
     if head and not body[: head.start()].strip(b" \t(["):
         body = body[head.end() :]
         level = _LEVEL.match(body)
@@ -145,7 +149,14 @@ def parse_line(number: int, raw: bytes) -> Line:
     bracket = _BRACKET_RANK.match(body)
     rank_text = f"rank{int(bracket.group(1))}" if bracket else None
     text = body.decode("utf-8", "replace").rstrip()
-    return Line(number, time, rank_text, text if text[:1] in " \t" else text.strip(), head is not None, quote)
+    text = text if text[:1] in " \t" else text.strip()
+    return Line(number, time, rank_text, text, head is not None, quote, 0, outer)
+
+
+def _outer(prefix: bytes) -> str | None:
+    """The collector's time stamp in what stands before the message."""
+    found = _PLAIN_TIME.search(prefix) if prefix else None
+    return _clock(found.group(1)) if found else None
 
 
 def _clock(raw: bytes) -> str:
@@ -167,6 +178,30 @@ def seconds_between(start: str | None, end: str | None) -> float | None:
     if seconds < 0 and a[1] != "year":
         seconds += 86400 if a[1] == "time" else 365 * 86400
     return round(seconds, 3)
+
+
+class Stamps(NamedTuple):
+    """The two clocks of a line: the server's own and the collector's, which may keep another time zone."""
+
+    time: str | None
+    outer: str | None = None
+
+    def seconds_to(self, end: Stamps) -> float | None:
+        """Seconds to another line's stamps by one clock: the collector's where both have it, else the server's own.
+
+        Example: `Stamps("2026-11-29 14:00:00", "2026-11-29 13:00:00").seconds_to(Stamps("2026-11-29 13:01:00",
+        "2026-11-29 13:01:00"))` is 60.0 (the second line has the collector's stamp only).
+        """
+        if self.outer and end.outer:
+            return seconds_between(self.outer, end.outer)
+        if any(one.outer and one.outer == one.time for one in (self, end)):
+            return None  # one line has only the collector's clock, the other only the server's
+        return seconds_between(self.time, end.time)
+
+
+def stamps_of(line: Line) -> Stamps:
+    """Both time stamps of a line."""
+    return Stamps(line.time, line.outer)
 
 
 _MOMENT = re.compile(r"(?:(?:(\d{4})-)?(\d\d)-(\d\d) )?(\d\d):(\d\d):(\d\d(?:\.\d{1,9})?)")

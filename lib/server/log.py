@@ -27,10 +27,11 @@ from lib.server.failures import Failure, FailureReader
 from lib.server.lines import (
     MAX_LINE_BYTES,
     Line,
+    Stamps,
     parse_line,
     rank_tag,
-    seconds_between,
     split_messages,
+    stamps_of,
     without_colours,
 )
 from lib.server.log_records import (
@@ -201,6 +202,7 @@ class LogReader:
         self.cut_lines = 0
         self.want_all = False
         self.first_time: str | None = None
+        self.first_outer: str | None = None
         self.last_stamped: bytes = b""
         self.marks: Counter[str] = Counter()
         self.mark_why: dict[str, str] = {}
@@ -262,6 +264,7 @@ class LogReader:
         self.vllm_rows: list[dict[str, Any]] = []
         self.vllm_spec: list[tuple[Line, dict[str, Any]]] = []
         self.start_time: str | None = None
+        self.start_outer: str | None = None
         self.start_line = 1
         self.last_avail: float | None = None
         self.before_graphs: float | None = None
@@ -273,8 +276,9 @@ class LogReader:
         if self._first_checked <= 5000:
             line = parse_line(0, raw)
             if line.time:
-                self.first_time = line.time
-                self.start_time = self.start_time or line.time
+                self.first_time, self.first_outer = line.time, line.outer
+                if self.start_time is None:
+                    self.start_time, self.start_outer = line.time, line.outer
             self._recognise(raw)
 
     def sample(self, raw: bytes) -> None:
@@ -377,9 +381,9 @@ class LogReader:
             if line.time:
                 self.last_stamped = part
                 if not self.first_time:
-                    self.first_time = line.time
+                    self.first_time, self.first_outer = line.time, line.outer
                 if self.start_time is None:
-                    self.start_time = line.time
+                    self.start_time, self.start_outer = line.time, line.outer
             self._message(line)
         self.want_all = self.failures.open or bool(self._pending)
         if not self.want_all and len(message) < 1000 and len(self._repeated) < 4096 and self._fingerprint() == before:
@@ -446,7 +450,7 @@ class LogReader:
         text = line.text
         if self._begins_launch(line):
             self._end_launch()
-            self.start_time, self.start_line = line.time, line.number
+            self.start_time, self.start_outer, self.start_line = line.time, line.outer, line.number
         if text.startswith(("Decode batch", "Prefill batch")) and "#" in text:
             self.batch_line(line.number, line.quote.encode("utf-8", "replace"))
             return
@@ -586,7 +590,7 @@ class LogReader:
         node = args.get("node_rank")
         if self.args_line is not None and args and (node is None or node == self.args.get("node_rank")):
             self._end_launch()
-            self.start_time, self.start_line = line.time, line.number
+            self.start_time, self.start_outer, self.start_line = line.time, line.outer, line.number
         if args and (self.args_line is None or not self.args):
             self.args, self.args_line, self.args_complete = args, line, complete
             self.earlier_secrets.update(find_secrets(args))
@@ -920,6 +924,7 @@ class LogReader:
         last = parse_line(0, self.last_stamped).time if self.last_stamped else None
         engine, why = self._engine()
         weights = self._weights()
+        unusable = {w.rank for w in weights if w.gib is not None and w.gib < 0}  # free memory moved meanwhile
         pools = self._pools()
         mamba = [_mamba_pool(line, groups) for line, groups in self.facts["mamba"]]
         plans = [
@@ -973,7 +978,7 @@ class LogReader:
             quantization_told=_told(self.quant_line),
             backends=self._backends(),
             weights=weights,
-            weights_gib_per_rank=_largest_rank(weights, lambda w: w.gib),
+            weights_gib_per_rank=_largest_rank([w for w in weights if w.rank not in unusable], lambda w: w.gib),
             slow_ranks=_slow_ranks(weights),
             kv_pools=pools,
             pool_totals=totals,
@@ -1057,22 +1062,24 @@ class LogReader:
     def _ready(self) -> Ready | None:
         if self.ready is None:
             return None
+        first = Stamps(self.first_time, self.first_outer)
+        start = Stamps(self.start_time, self.start_outer) if self.start_time else first
         return Ready(
             line_no=self.ready.number,
             line=_short(self.ready.quote),
             rank=self.ready.rank,
             time=self.ready.time,
-            seconds_from_first_line=seconds_between(self.start_time or self.first_time, self.ready.time),
+            seconds_from_first_line=start.seconds_to(stamps_of(self.ready)),
         )
 
     def _phases(self) -> list[PhaseSeen]:
         rows = sorted(self.phase_lines.items(), key=lambda item: (item[1].number, PHASES.index(item[0])))
-        times = [line.time for _, line in rows]
+        times = [stamps_of(line) for _, line in rows]
         return [
             PhaseSeen(
                 name=name,
                 time=line.time,
-                seconds=seconds_between(line.time, times[i + 1]) if i + 1 < len(rows) else None,
+                seconds=times[i].seconds_to(times[i + 1]) if i + 1 < len(rows) else None,
                 line_no=line.number,
                 line=_short(line.quote, 200),
                 rank=line.rank,

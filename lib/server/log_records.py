@@ -329,7 +329,8 @@ class ServerLog(Record):
     backends: list[Backend] = []
     weights: list[Weights] = []
     weights_gib_per_rank: float | None = Field(
-        default=None, description="largest rank, target and draft; never summed over ranks"
+        default=None,
+        description="largest rank, target and draft; never summed over ranks; a rank with a value below 0 is left out",
     )
     slow_ranks: list[str] = Field(default=[], description="ranks that loaded their weights much later than the fastest")
     kv_pools: list[KvPool] = []

@@ -19,6 +19,10 @@ from lib.server.observations import (
 )
 
 
+#: Phases of `lib.server.progress` that the cases call by another name.
+PHASE_NAMES = {"warming_up": "warmup", "loading_weights": "weight_load"}
+
+
 def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     """All names that the case's input answers, in the shape that `expect` has."""
     given = case["input"]
@@ -57,7 +61,7 @@ def _names(failure: Failure | None) -> dict[str, Any]:
     values = failure.values
     names: dict[str, Any] = {
         "class": failure.failure_class,
-        "phase": failure.phase,
+        "phase": PHASE_NAMES.get(failure.phase or "", failure.phase),
         "cause": failure.root_cause,
         "cause_known": failure.cause_known,
         "root_cause_in_this_log": failure.cause_known,

@@ -600,3 +600,14 @@ def test_blocks_and_padding() -> None:
     """1952 blocks of 16 tokens at 131,072 B fill 3.8125 GiB; a state pool has one slot more than it reports."""
     assert tokens_in_pool(3.8125, 131072, 16) == 31232
     assert state_pool_gib(150_994_944, 360) == pytest.approx(50.77, abs=0.005)
+
+
+def test_heads_that_tp_cannot_divide_have_no_capacity() -> None:
+    """SmolLM2: 9 heads and 3 KV heads. 3 KV heads on 6 ranks would replicate, 9 heads on 6 ranks SGLang refuses."""
+    model = checkpoint_from_configs(SMOLLM2)
+    for tp in (1, 3, 9):
+        assert kv_bytes_per_token(model, tp, "bf16").per_gpu == 23_040 // min(tp, 3)
+    for tp in (2, 6, 18):
+        with pytest.raises(BadInput, match=r"9 attention heads, one of 1, 3, 9"):
+            kv_bytes_per_token(model, tp, "bf16")
+    assert kv_bytes_per_token(model, 6, "bf16", dp_attention=2).attn_tp == 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lib.cli import _inspect_checkpoint
-from lib.errors import UnknownArchitecture, UnreadableFile
+from lib.errors import BadInput, UnknownArchitecture, UnreadableFile
 from lib.model.checkpoint import checkpoint_from_configs
 from lib.model.facts import ScaleTensors
 from lib.model.summary import LEVELS, checkpoint_findings, checkpoint_summary
@@ -198,3 +198,68 @@ def test_names_in_any_language_are_printed(tmp_path: Path, capsys: pytest.Captur
     folder = write_checkpoint(tmp_path / "größe", TINY_LLAMA | {"model_type": "模型"})
     assert run(str(folder), "--json") == 0
     assert json.loads(capsys.readouterr().out)["checkpoint"]["path"].endswith("größe")
+
+
+@pytest.mark.parametrize(("dtype", "quantized"), [("BF16", False), ("F8_E4M3", True)])
+def test_declared_fp8_is_not_taken_for_stored_fp8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], dtype: str, quantized: bool
+) -> None:
+    """A file that declares FP8 and excludes every layer holds BF16 weights: the headers say which it is."""
+    tensors = {"model.layers.0.self_attn.q_proj.weight": zeros(dtype, [2, 2])}
+    folder = write_checkpoint(
+        tmp_path / "m", TINY_LLAMA, {"model.safetensors": safetensors_bytes(tensors)}, hf_quant_config__json=HF_FP8_KV
+    )
+    assert run(str(folder)) == 0
+    text = capsys.readouterr().out
+    assert ("no weight is quantized" in text) is not quantized
+    assert run(str(folder), "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["quantization"]["weights_quantized"] is quantized
+    assert said["quantization"]["weights_bits"] == (8.0 if quantized else 16.0)
+    assert said["quantization"]["weights_method"] == "modelopt_fp8"
+    assert ("weights_not_quantized" in {row["id"] for row in said["findings"]}) is not quantized
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "says"),
+    [
+        *(("--gpu-memory-mib", value, "at least 1024") for value in ("0", "-5", "nan", "inf", "100")),
+        *(("--mem-fraction-static", value, "between 0 and 1") for value in ("85", "nan", "0", "1")),
+        *(("--sm", value, "8, 9, 10 or 12") for value in ("-1", "0", "90")),
+        *(("--tp", value, "from 1 to 4096") for value in ("0", "-2", "99999")),
+        *(("--weights-gib", value, "above 0") for value in ("0", "-1", "nan")),
+    ],
+)
+def test_numbers_that_cannot_be(tmp_path: Path, flag: str, value: str, says: str) -> None:
+    """One message that names the flag and what is allowed; exit code 2."""
+    folder = write_checkpoint(tmp_path / "m", TINY_LLAMA)
+    with pytest.raises(BadInput) as caught:
+        run(str(folder), *([] if flag == "--gpu-memory-mib" else ["--gpu-memory-mib", "81920"]), f"{flag}={value}")
+    assert flag in str(caught.value) and says in str(caught.value)
+    assert caught.value.exit_code == 2
+    assert "\n" not in str(caught.value)
+
+
+def test_all_wrong_numbers_stand_in_one_message(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m", TINY_LLAMA)
+    with pytest.raises(BadInput) as caught:
+        run(str(folder), "--tp=0", "--sm=-1", "--gpu-memory-mib=nan")
+    assert all(flag in str(caught.value) for flag in ("--tp", "--sm", "--gpu-memory-mib"))
+    with pytest.raises(BadInput, match="--gpu-memory-mib beside --mem-fraction-static"):
+        run(str(folder), "--mem-fraction-static=0.8")
+
+
+def test_pools_from_a_config_alone_need_the_weights_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only config.json: the message names what is missing; with --weights-gib there are pools, fewer for more."""
+    folder = write_checkpoint(tmp_path / "m", TINY_LLAMA)
+    memory = ["--gpu-memory-mib", "81920", "--json"]
+    assert run(str(folder), *memory) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["pools"] is None
+    assert "weights' size is missing" in said["pools_why"] and "--weights-gib" in said["pools_why"]
+    tokens = []
+    for weights in ("1", "11"):
+        assert run(str(folder), *memory, "--weights-gib", weights) == 0
+        tokens.append(json.loads(capsys.readouterr().out)["pools"]["bf16"]["max_total_num_tokens"])
+    per_token = said["kv_cache"]["bytes_per_token"]["bfloat16"]["per_gpu"]
+    assert tokens[0] - tokens[1] == pytest.approx(10 * 2**30 / per_token, rel=1e-3)

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import bz2
 import functools
+import gzip
 import importlib
 import json
+import lzma
 import random
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -832,3 +836,88 @@ def test_cli_report(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert out.startswith(("sglang ", "vllm "))
     assert "ready" in out
+
+
+@pytest.mark.parametrize("hours", [0, 1, 9])
+def test_seconds_are_counted_by_one_clock(hours: int) -> None:
+    """`docker logs -t` puts UTC before lines that carry local time, or none: a difference never mixes the two."""
+    inner = f"[2026-11-29 {10 + hours:02}:{{}}] "
+    rows = [
+        ("00:00", "", "Fail to set RLIMIT_NOFILE: no"),
+        ("00:05", inner.format("00:05"), "Load weight begin. avail mem=100.00 GB"),
+        ("00:25", inner.format("00:25"), "Capture cuda graph begin. This can take up to several minutes."),
+        ("00:42", inner.format("00:42"), "The server is fired up and ready to roll!"),
+    ]
+    log = read_log([f"2026-11-29T10:{at}.000000000Z {own}{text}" for at, own, text in rows])
+    assert log.ready is not None
+    assert log.ready.seconds_from_first_line == 42
+    assert {row.name: row.seconds for row in log.phases if row.seconds is not None} == {
+        "loading_weights": 20,
+        "capturing_graphs": 17,
+    }
+
+
+def test_seconds_between_two_clocks_are_not_said() -> None:
+    """Only the first line has the collector's stamp, only the last the server's: no difference can be taken."""
+    lines = [
+        "2026-11-29T10:00:00.0Z Fail to set RLIMIT_NOFILE: no",
+        "[2026-11-29 19:00:42] The server is fired up and ready to roll!",
+    ]
+    log = read_log(lines)
+    assert log.ready is not None
+    assert log.ready.seconds_from_first_line is None
+
+
+@pytest.mark.parametrize(
+    ("write", "says"),
+    [
+        (gzip.compress, "zcat"),
+        (bz2.compress, "bzcat"),
+        (lzma.compress, "xzcat"),
+        (lambda raw: raw.decode("utf-8").encode("utf-16"), "iconv -f UTF-16 "),
+        (lambda raw: raw.decode("utf-8").encode("utf-16-le"), "iconv -f UTF-16LE "),
+        (lambda raw: raw.decode("utf-8").encode("utf-16-be"), "iconv -f UTF-16BE "),
+        (lambda raw: json.dumps({"version": "0.5.16", "log": raw.decode("utf-8")}, indent=1).encode(), "audit --server-info"),
+    ],
+)
+def test_cli_names_what_is_no_text(
+    write: Callable[[bytes], bytes], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A packed log, one in UTF-16 and an answer of /server_info: exit 2 with the command that reads it."""
+    raw = (RECORDED / "cpu-sglang" / "q3_15b.log").read_bytes()
+    path = tmp_path / "server.log"
+    path.write_bytes(write(raw))
+    code, message = run_cli([str(path)], capsys)
+    assert code == 2 and says in message and str(path) in message
+    path.write_bytes(raw)
+    assert run_cli([str(path)], capsys)[0] == 0
+
+
+def test_cli_reads_lines_of_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """JSON lines are a log: not taken for one object."""
+    path = tmp_path / "server.log"
+    row = json.dumps({"line": "[2026-11-29 10:00:00] The server is fired up and ready to roll!"})
+    path.write_text(f"{row}\n{row}\n")
+    assert "one JSON object" not in run_cli([str(path)], capsys)[1]
+
+
+def test_cli_names_one_phase_and_no_negative_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The phase of a death stands in one place; weights below zero are no measurement."""
+    path = tmp_path / "server.log"
+    lines = [
+        "[2026-11-29 10:00:00] Load weight begin. avail mem=100.00 GB",
+        "[2026-11-29 10:00:09] Load weight end. elapsed=9.00 s, type=LlamaForCausalLM, avail mem=130.00 GB, mem usage=-30.00 GB.",
+        "[2026-11-29 10:00:10] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/x/model_runner.py", line 1, in alloc_memory_pool',
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+    ]
+    path.write_text("\n".join(lines))
+    out = run_cli([str(path)], capsys)[1]
+    assert "in phase allocating_kv" in out and "last phase" not in out
+    assert "weights: -30 GiB is not usable: another process changed free memory" in out
+    assert read_log(lines).weights_gib_per_rank is None
+    draft = lines[1].replace("LlamaForCausalLM", "LlamaForCausalLMEagle")
+    assert read_log([lines[1].replace("-30", "30"), draft]).weights_gib_per_rank is None
+    path.write_text("\n".join(lines[:2]).replace("-30", "30"))
+    out = run_cli([str(path)], capsys)[1]
+    assert "last phase: loading_weights" in out and "weights: 30 GiB per rank" in out
