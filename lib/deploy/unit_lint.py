@@ -252,11 +252,12 @@ def read_unit(text: str, dropins: Sequence[str | tuple[str, str]] = ()) -> UnitR
         UnreadableFile: if the text is no unit file, or one of another kind (a timer, a socket).
     """
     unit = parse_unit(text, dropins)
-    texts = [text, *(part if isinstance(part, str) else part[1] for part in dropins)]
-    if not any(re.search(r"(?mi)^[ \t]*\[[ \t]*service\b", part) for part in texts):
-        sections = ", ".join(f"[{name}]" for name in dict.fromkeys(item.section for item in unit.assignments))
-        found = f"only {redact_text(sections)[:80]}"
-        raise UnreadableFile("a service unit, with a [Service] section", found, "give the .service file")
+    sections = dict.fromkeys(item.section for item in unit.assignments)
+    # a misspelt [Service] is a finding; a file that never meant one is of another kind
+    odd = {"unknown_section", "bad_section", "outside_section"} & {problem.id for problem in unit.problems}
+    if "Service" not in sections and not odd and not re.search(r"(?i)\bservice[ \t]*\]", text):
+        shown = redact_text(", ".join(f"[{name}]" for name in sections))[:80]
+        raise UnreadableFile("a service unit, with a [Service] section", f"only {shown}", "give the .service file")
     context = _Context(unit)
     found = list(unit.problems)
     for rule in RULES:
