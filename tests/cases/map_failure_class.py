@@ -18,7 +18,6 @@ from lib.server.observations import (
     device_taken,
 )
 
-
 #: Phases of `lib.server.progress` that the cases call by another name.
 PHASE_NAMES = {"warming_up": "warmup", "loading_weights": "weight_load"}
 
