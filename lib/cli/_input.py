@@ -45,7 +45,7 @@ def require_standard_input(what: str) -> None:
         UnreadableFile: if there is none.
     """
     # typeshed says that it is always there
-    if getattr(sys, "stdin", None) is None or sys.stdin.closed:
+    if getattr(sys, "stdin", None) is None:
         raise UnreadableFile(what, "standard input is closed", "name a file, or give the text on standard input")
 
 
