@@ -40,11 +40,11 @@ def tiny_spec() -> launching.ServerSpec:
     return server_spec("shared", load_profile(TINY).server)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tiny_server(
     tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[launching.Server]:
-    """One real server that several tests ask; none may change or stop it."""
+    """One real server that several tests of a module ask; none may change or stop it, and it ends with the module."""
     me = local.process_id(os.getpid())
     assert me
     with launching.launch(tiny_spec, tmp_path_factory.mktemp("shared-server"), [me]) as server:
