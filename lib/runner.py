@@ -67,15 +67,17 @@ class Chain:
 
     def __init__(self, profile: str, folder: Path, offline: bool = False) -> None:
         self.profile, self.folder, self.offline = profile, folder, offline
-        self.started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.started = _now()
         self.selected: list[str] = []
         self.earlier_s = 0.0
+        self.kept: RunResult | None = None
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
         if (folder / "result.json").exists():
             earlier = read_run(folder)
             self.started = earlier.started
             self.selected = earlier.selected
-            self.earlier_s = 0.0 if offline else earlier.seconds or 0.0
+            self.earlier_s = earlier.seconds or 0.0
+            self.kept = earlier if offline else None  # a rebuild is not when, nor how long, the run was
             self.states.update({state.notebook: state for state in earlier.notebooks})
 
     def run(self, numbers: Sequence[str], params: dict[str, dict[str, Any]]) -> RunResult:
@@ -192,8 +194,12 @@ class Chain:
             run_id=self.folder.name,
             profile=self.profile,
             started=self.started,
-            ended=None if state == "running" else datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            seconds=round(self.earlier_s + seconds, 2) if seconds is not None else None,
+            ended=self.kept.ended if self.kept else None if state == "running" else _now(),
+            seconds=self.kept.seconds
+            if self.kept
+            else round(self.earlier_s + seconds, 2)
+            if seconds is not None
+            else None,
             server_seconds=round(sum(r.server_seconds for r in results if r), 2),
             state=state,
             selected=self.selected,
@@ -414,6 +420,10 @@ def _absolute(profile: str) -> str:
     """A profile given as a folder becomes an absolute path: notebooks run in another working folder."""
     known = (ROOT / "params" / profile / "profile.yaml").is_file()
     return profile if known or not (Path(profile) / "profile.yaml").is_file() else str(Path(profile).resolve())
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def _numbers(only: Sequence[str] | None) -> list[str]:

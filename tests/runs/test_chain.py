@@ -206,3 +206,33 @@ def test_a_missing_raw_record_is_said_and_not_replaced(chain: Path, tmp_path: Pa
     assert done.returncode == 1
     assert "level-C4" in done.stderr and "Traceback" not in done.stderr
     assert states(copy)["03"] == "failed" and states(copy)["05"] == "done"
+
+
+def test_strict_is_3_where_a_verdict_failed_and_resuming_a_finished_run_measures_nothing(
+    chain: Path, tmp_path: Path, workbook: Any
+) -> None:
+    """intel_amx is silently ignored: a failed verdict. Without --strict the same run is exit 0."""
+    copy = tmp_path / "copy"
+    shutil.copytree(chain, copy)
+    launches = len(server_pids(copy))
+    assert workbook("run", "--resume", str(copy), "--strict").returncode == 3
+    assert workbook("run", "--resume", str(copy)).returncode == 0
+    assert len(server_pids(copy)) == launches
+
+
+def test_a_rebuild_keeps_when_and_how_long_the_run_was(chain: Path, tmp_path: Path, workbook: Any) -> None:
+    """Times, server time and the machine of the measurements stay those of the run."""
+    copy = tmp_path / "copy"
+    shutil.copytree(chain, copy)
+    assert workbook("rebuild", str(copy)).returncode == 0
+    before = RunResult.model_validate_json((chain / "result.json").read_text())
+    after = RunResult.model_validate_json((copy / "result.json").read_text())
+    assert (after.started, after.ended, after.seconds, after.server_seconds) == (
+        before.started,
+        before.ended,
+        before.seconds,
+        before.server_seconds,
+    )
+    for number, result in results(copy).items():
+        assert result.provenance.host == results(chain)[number].provenance.host
+        assert result.started == results(chain)[number].started
