@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from lib.errors import BadInput, BadParams, IdentityError, NotMeasured, ServerError
-from lib.params import BuildParams, validated
+from lib.params import BuildParams, SpeculativeParams, validated
 from lib.records import Evidence, Measured, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle, open_notebook
+from lib.server import speculative
 from tests.conftest import TINY
 
 
@@ -165,3 +166,12 @@ def test_records_refuse_what_a_reader_could_misread() -> None:
         Trial(id="t", what="w", outcome="fine")
     assert Verdict(id="v", claim="c", status=Status.PASS, reason="r", evidence=[Evidence(path="x")])
     assert Measurement(Path("x"), None)  # type: ignore[arg-type]
+
+
+def test_the_origins_published_tables_are_judged_invalid_with_their_evidence(tmp_path: Path) -> None:
+    """The verdict on quoted tables links to the run's own copy of them."""
+    params = validated(SpeculativeParams, {"profile": "qwen3.5-397b-nvfp4-rtx6000x8"}, "test")
+    run = NotebookRun("04", params, tmp_path, False)
+    (found,) = [v for v in speculative.verdicts(run, None, [], []) if v.id == "published"]
+    assert found.status == Status.INVALID
+    assert (tmp_path / found.evidence[0].path).is_file()

@@ -463,6 +463,7 @@ def _published(run: NotebookRun, found: TableSuspicion) -> Verdict:
         limit="verification steps counted in the treated arm, none in the other",
         rule="lib.server.speculative.compare_tables",
         reason=found.reason,
+        evidence=[run.evidence(run.folder / "params" / f"{run.number}.profile.yaml", note="the tables, as quoted")],
     )
 
 
