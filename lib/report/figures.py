@@ -482,3 +482,46 @@ def acceptance(
         if title:
             axes.set_title(_label(title, 120), pad=16 if limit is not None else None)
     return _finished(figure, (f"{title}. " if title else "") + f"{xlabel}. " + "; ".join(words) + ".")
+
+
+def error_by_context(
+    series: Mapping[str, Iterable[Any]], *, title: str = "", ylabel: str = "relative error of one attention output"
+) -> Chart:
+    """Return a relative error by context length, one line a series, both axes logarithmic.
+
+    Args:
+        series: name -> points with `keys` and `error` (a `Measured` share or a number); a point without a value is
+            left out and named in the words.
+        title: one line above the figure.
+        ylabel: what the error is of.
+    """
+    drawn = {
+        name: [(int(_get(p, "keys")), _measured(_get(p, "error"), "fraction")) for p in points]
+        for name, points in series.items()
+    }
+    if not any(_number(m) for points in drawn.values() for _, m in points):
+        return _nothing(title or "Error by context", "no error was computed")
+    words = []
+    with matplotlib.rc_context(_STYLE):
+        figure = _chart(7.0, 3.4)
+        axes = figure.add_subplot()
+        for index, (name, points) in enumerate(drawn.items()):
+            shown_points = [(x, m) for x, m in points if (_number(m) or 0.0) > 0]
+            if shown_points:
+                _errorbar(axes, [x for x, _ in shown_points], [m for _, m in shown_points], 100.0, index, name)
+            listed = ", ".join(f"{number_text(x)} keys: {shown(m).text(with_n=False)}" for x, m in points)
+            words.append(f"{name}: {listed}")
+        ticks = sorted({x for points in drawn.values() for x, _ in points})
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(ticks, [number_text(tick) for tick in ticks])
+        axes.set_xticks([], minor=True)
+        axes.yaxis.set_major_formatter(lambda value, _position: f"{value:g}")
+        axes.yaxis.set_minor_formatter(lambda _value, _position: "")
+        axes.set_xlabel("keys in the context")
+        axes.set_ylabel(f"{ylabel} (%)")
+        handles, labels = axes.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower left", ncols=2)
+        if title:
+            figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
+    return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
