@@ -111,7 +111,7 @@ def evidence() -> Any:
     """Some evidence, which a verdict needs."""
     from lib.records import Evidence
 
-    return Evidence(file="raw/05/numerics/rows.jsonl")
+    return Evidence(path="raw/05/numerics/rows.jsonl")
 
 
 def test_values_that_clip_fail_the_claim_and_others_pass() -> None:
