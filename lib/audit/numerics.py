@@ -119,9 +119,9 @@ def error_of(units: Sequence[float | None]) -> Measured:
         return Measured(value=None, reason="nothing was computed")
     mean = sum(values) / n
     if n < 3:
-        return Measured(value=mean, unit="fraction", n=n, reason="fewer than 3 independent draws: no interval")
+        return Measured(value=mean, unit="frac", n=n, reason="fewer than 3 independent draws: no interval")
     half = student_t_quantile(0.975, n - 1) * (sum((v - mean) ** 2 for v in values) / (n - 1) / n) ** 0.5
-    return Measured(value=mean, unit="fraction", n=n, low=mean - half, high=mean + half)
+    return Measured(value=mean, unit="frac", n=n, low=mean - half, high=mean + half)
 
 
 def pooled(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -146,8 +146,8 @@ def attention_rows(numerics: Numerics, source: str | None = None) -> list[dict[s
     return [
         {
             "data": p["source"], "keys": p["keys"], "format, path, scale": p["arm"], "relative error": p["error"],
-            "largest": Measured(value=p["largest"], unit="fraction", reason=None if p["largest"] is not None else "none"),
-            "mass cast to 0": Measured(value=p["dropped_frac"], unit="fraction"), "over": p["units"],
+            "largest": Measured(value=p["largest"], unit="frac", reason=None if p["largest"] is not None else "none"),
+            "mass cast to 0": Measured(value=p["dropped_frac"], unit="frac"), "over": p["units"],
         }
         for p in pooled(numerics.attention(source))
     ]  # fmt: skip
@@ -168,7 +168,7 @@ def rounding_rows(numerics: Numerics) -> list[dict[str, Any]]:
         groups.setdefault((row["tensor"], row["format"], row["scales"]), []).append(row)
 
     def share(value: float) -> Measured:
-        return Measured(value=value, unit="fraction")
+        return Measured(value=value, unit="frac")
 
     return [
         {
@@ -206,7 +206,7 @@ def _clip_verdict(numerics: Numerics) -> Verdict | None:
     return Verdict(
         id="values-clip", claim="No K or V of this checkpoint and text is beyond e4m3's range at scale 1: nothing clips",
         status=Status.PASS if clipped == 0 else Status.FAIL, limit="0 elements beyond 448", rule="lib.model.precision",
-        measured=Measured(value=clipped, unit="fraction", n=sum(r["elements"] for r in rows), reason=f"worst of {layers} layers"),
+        measured=Measured(value=clipped, unit="frac", n=sum(r["elements"] for r in rows), reason=f"worst of {layers} layers"),
         reason=words, evidence=numerics.evidence,
     )  # fmt: skip
 

@@ -496,7 +496,7 @@ def error_by_context(
         ylabel: what the error is of.
     """
     drawn = {
-        name: [(int(_get(p, "keys")), _measured(_get(p, "error"), "fraction")) for p in points]
+        name: [(int(_get(p, "keys")), _measured(_get(p, "error"), "frac")) for p in points]
         for name, points in series.items()
     }
     if not any(_number(m) for points in drawn.values() for _, m in points):
