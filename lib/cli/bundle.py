@@ -36,6 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--add-trace", metavar="DIR", type=Path, action="append", default=[], help="a trace recorded on the host, added to the imports"
     )
     parser.add_argument("--work", metavar="DIR", type=Path, help="where wheels are unpacked (default: in the cache)")
+    parser.add_argument("--prove", action="store_true", help="install it here and run the plan's programs with it")
     parser.add_argument("--json", action="store_true", help="print the manifest's summary as JSON")
     parser.set_defaults(run=run)
 
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     manifest = bundle.make(
         host_file=args.host, plan_file=args.plan, out=args.out, lock=args.lock, imports=args.imports, resolve_anew=args.resolve,
-        trace_anew=args.trace, added_traces=args.add_trace, work=args.work, say=_say,
+        trace_anew=args.trace, added_traces=args.add_trace, work=args.work, prove_it=args.prove, say=_say,
     )  # fmt: skip
     summary = bundle.summary(manifest, args.out)
     if args.json:

@@ -308,7 +308,7 @@ class Tracer:
         if not (stub / "libcuda.so.1").exists() and host.get("gpus"):
             cuda_stub(site, stub)
 
-    def run(self, program: Program, farm: Path) -> tuple[bool, str, set[str]]:
+    def run(self, program: Program, farm: Path, rest: Path | None = None) -> tuple[bool, str, set[str]]:
         """Whether it ended as the plan says, its output, and the opened files relative to site-packages.
 
         What was run once in an environment with the same entries is not run again: an interrupted trace goes on.
@@ -316,14 +316,14 @@ class Tracer:
         entries = sorted(str(p.relative_to(farm)) for p in farm.rglob("*") if p.is_symlink())
         key = hashlib.sha256(json.dumps([program.name, program.code, program.ends, entries]).encode()).hexdigest()
         kept = self.work / "runs" / f"{key[:24]}.json"
-        if kept.exists():
+        if kept.exists() and rest is None:
             earlier = json.loads(kept.read_text(encoding="utf-8"))
             return earlier["ok"], earlier["output"], set(earlier["opened"])
         folder = Path(tempfile.mkdtemp(dir=self.work, prefix="trace-"))
         gpus = self.host.get("gpus") or []
         environment = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in os.environ}
         environment |= {
-            "PYTHONPATH": f"{self.work / 'hook'}{os.pathsep}{farm}", "WORKBOOK_IMPORT_TRACE": str(folder),
+            "PYTHONPATH": os.pathsep.join(str(p) for p in (self.work / "hook", farm, rest) if p), "WORKBOOK_IMPORT_TRACE": str(folder),
             "WORKBOOK_IMPORT_PREFIXES": f"{farm}{os.pathsep}{self.site.resolve()}", "HF_HUB_OFFLINE": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "WORKBOOK_ROOT": str(ROOT), "JUPYTER_PATH": f"{farm}/share/jupyter", "LD_LIBRARY_PATH": str(self.work / "stub"), "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
@@ -346,6 +346,8 @@ class Tracer:
                     opened.add(_source_of(path[len(root) :]))
         shutil.rmtree(folder, ignore_errors=True)
         as_planned = well if program.ends == "well" else program.ends in output
+        if rest is not None:
+            return as_planned, output, opened
         kept.parent.mkdir(exist_ok=True)
         local.write_atomic(kept, json.dumps({"ok": as_planned, "output": output[-20000:], "opened": sorted(opened)}))
         return as_planned, output, opened
@@ -564,7 +566,7 @@ def build(
             members.sort(key=lambda f: (PurePosixPath(f).suffix, PurePosixPath(f).name, f))
             for file in members:
                 data = chosen[file].read_bytes()
-                hashes[file] = [hashlib.sha256(data).hexdigest(), len(data), int("/bin/" in f"/{file}")]
+                hashes[file] = [hashlib.sha256(data).hexdigest(), len(data), int("/bin/" in f"/{file}"), group]
             data = pack(members, site, group == "elf") if members else b""
             step = int(plan.part_mib * MIB)
             parts = []
@@ -573,7 +575,7 @@ def build(
                 part = fresh / f"{group}.tar.xz.{number:02d}"
                 part.write_bytes(piece)
                 parts.append({"name": part.name, "bytes": len(piece), "sha256": hashlib.sha256(piece).hexdigest()})
-            archives.append({"name": group, "parts": parts, "files": members})
+            archives.append({"name": group, "parts": parts})
         manifest = {
             "schema": SCHEMA,
             "target": {"python": host["python_minor"], "machine": host["machine"], "platform": platform_tag(host)},
@@ -583,7 +585,7 @@ def build(
             "archives": archives,
             "files": dict(sorted(hashes.items())),
         }
-        (fresh / bundle_install.MANIFEST).write_text(json.dumps(manifest, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+        (fresh / bundle_install.MANIFEST).write_text(_one_line_a_file(manifest), encoding="utf-8")
         shutil.copyfile(bundle_install.__file__, fresh / "install.py")
         shutil.rmtree(out, ignore_errors=True)
         fresh.rename(out)
@@ -601,6 +603,33 @@ def build(
     return manifest
 
 
+def _one_line_a_file(manifest: Mapping[str, Any]) -> str:
+    """The manifest as JSON, small and yet readable by line: one for each file, package and part."""
+    whole = json.dumps({**manifest, "files": {}}, indent=1, sort_keys=True)
+    rows = ",\n".join(f"{json.dumps(name)}:{json.dumps(row, separators=(',', ':'))}" for name, row in manifest["files"].items())
+    return whole.replace('"files": {}', '"files": {\n' + rows + "\n}", 1) + "\n"
+
+
+def prove(manifest_folder: Path, packages: Mapping[str, Package], host: Mapping[str, Any], plan: Plan, tracer: Tracer) -> list[str]:
+    """Installs the bundle here and runs every program with it and the host's own packages alone; what failed, by program.
+
+    Packages that the host has are taken in the lock's version, which is the host's where the requirements allow.
+    """
+    target = tracer.work / "installed"
+    done = _run([str(tracer.python), str(manifest_folder / "install.py"), str(target)], timeout=300)
+    if done.returncode:
+        return [_last_words(done)]
+    names = {row["name"] for row in json.loads((manifest_folder / bundle_install.MANIFEST).read_text())["packages"]}
+    rest = tracer.work / "rest"
+    link_farm(packages, (set(packages) & set(host["packages"])) - names, tracer.site, rest)
+    wrong = []
+    for program in plan.programs:
+        ok, output, _ = tracer.run(program, target, rest)
+        if not ok:
+            wrong.append(f"{program.name}: " + " / ".join(output.strip().splitlines()[-4:]))
+    return wrong
+
+
 # --- all of it --------------------------------------------------------------------------------------------------------
 
 
@@ -614,6 +643,7 @@ def make(
     trace_anew: bool,
     added_traces: Sequence[Path],
     work: Path | None,
+    prove_it: bool,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """From host.json and plan to the bundle in `out`; returns its manifest. What exists (lock, imports) is not made again."""
@@ -644,7 +674,13 @@ def make(
     unknown = sorted(needed - set(packages))
     if unknown:
         raise BadInput(f"{imports.name} and {lock.name} speak of the same packages", f"not in the lock: {', '.join(unknown)}", "--trace")
-    return build(site, packages, carried_packages(packages, needed, host), opened, host, plan, out)
+    manifest = build(site, packages, carried_packages(packages, needed, host), opened, host, plan, out)
+    if prove_it:
+        wrong = prove(out, packages, host, plan, Tracer(site, host, work))
+        if wrong:
+            raise WorkbookError("every program ends as planned with the bundle and the host's packages alone", "; ".join(wrong))
+        say(f"proved: {len(plan.programs)} programs end as planned with the bundle and the host's packages alone")
+    return manifest
 
 
 def opened_below(paths: Iterable[str], packages: Mapping[str, Package]) -> set[str]:

@@ -1,6 +1,6 @@
 """Installs the bundle that it lies in, on a host without a network: verify every part, unpack, verify every file.
 
-    python3 install.py DIR [--check] [--python VERSION-IS-FINE]
+    python3 install.py DIR [--also FOLDER ...]
 
 DIR becomes a folder for PYTHONPATH. Parts may lie in several folders (`--also FOLDER`), where a bundle was carried in
 several goes. Nothing is written outside DIR; DIR gets its name by a rename after everything was verified, so a folder of
@@ -16,7 +16,6 @@ import shutil
 import sys
 import tarfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 MANIFEST = "bundle.json"
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -58,21 +57,18 @@ class Joined:
 def located(manifest, folders):
     """The path of every part by name; Refused lists all that are missing or differ."""
     found, wrong = {}, []
-    with ThreadPoolExecutor() as pool:
-        jobs = {}
-        for archive in manifest["archives"]:
-            for part in archive["parts"]:
-                paths = [os.path.join(f, part["name"]) for f in folders if os.path.isfile(os.path.join(f, part["name"]))]
-                if not paths:
-                    wrong.append("%s is missing" % part["name"])
-                    continue
-                jobs[part["name"]] = (part, paths[0], pool.submit(sha256, paths[0]))
-        for name, (part, path, job) in jobs.items():
-            found[name] = path
-            if os.path.getsize(path) != part["bytes"]:
-                wrong.append("%s has %d bytes instead of %d" % (name, os.path.getsize(path), part["bytes"]))
-            elif job.result() != part["sha256"]:
+    for archive in manifest["archives"]:
+        for part in archive["parts"]:
+            name = part["name"]
+            paths = [os.path.join(f, name) for f in folders if os.path.isfile(os.path.join(f, name))]
+            if not paths:
+                wrong.append("%s is missing" % name)
+            elif os.path.getsize(paths[0]) != part["bytes"]:
+                wrong.append("%s has %d bytes instead of %d" % (name, os.path.getsize(paths[0]), part["bytes"]))
+            elif sha256(paths[0]) != part["sha256"]:
                 wrong.append("%s has another SHA-256 than %s says" % (name, MANIFEST))
+            else:
+                found[name] = paths[0]
     if wrong:
         raise Refused("; ".join(sorted(wrong)))
     return found
@@ -110,8 +106,19 @@ def unpack(archive, paths, folder, expected):
                 with open(path, "wb") as file:
                     file.write(data)
                 os.chmod(path, 0o755 if want[2] else 0o644)
-    wrong += ["%s is not in the archive" % name for name in archive["files"] if name not in seen]
+    wrong += ["%s is not in the archive" % name for name, row in expected.items() if row[3] == archive["name"] and name not in seen]
     return wrong
+
+
+def write_interpreter(path, site):
+    """A command that is this Python with the bundle on its path: what `server.python` of a profile can name.
+
+    A link would not do: a virtual environment is found by the place of its interpreter.
+    """
+    quoted = ["'" + word.replace("'", "'\\''") + "'" for word in (site, sys.executable)]
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\nPYTHONPATH=%s${PYTHONPATH:+:$PYTHONPATH} exec %s \"$@\"\n" % tuple(quoted))
+    os.chmod(path, 0o755)
 
 
 def install(target, folders):
@@ -160,6 +167,7 @@ def install(target, folders):
         if wrong:
             raise Refused("; ".join(wrong[:20]) + (" and %d more" % (len(wrong) - 20) if len(wrong) > 20 else ""))
         shutil.copy(os.path.join(HERE, MANIFEST), os.path.join(fresh, MANIFEST))
+        write_interpreter(os.path.join(fresh, "python"), os.path.abspath(target))
         if os.path.isdir(target):
             shutil.rmtree(target)
         os.rename(fresh, target)
