@@ -378,7 +378,11 @@ def run(
                         "06"
                     )  # the state document speaks of all the others; what 06 measured is not taken again
                 numbers = todo
-            result = chain.run(numbers, params)
+            try:
+                result = chain.run(numbers, params)
+            finally:
+                if problem := _remember(root, folder):
+                    sys.stderr.write(f"workbook: {problem}\n")
             left = live_servers(folder)
     if left:
         raise NotStopped(
@@ -399,7 +403,16 @@ def rebuild(run_id: str) -> tuple[int, Path]:
     params = {n: yaml.safe_load((folder / "params" / f"{n}.yaml").read_text()) for n in numbers}
     with _clear_disk_errors(folder), only_run(folder, earlier.profile):
         result = Chain(earlier.profile, folder, offline=True).run(numbers, params)
+        if problem := _remember(outputs_root(), folder):
+            sys.stderr.write(f"workbook: {problem}\n")
     return (1 if any(s.state == "failed" for s in result.notebooks) else 0), folder
+
+
+def _remember(root: Path, folder: Path) -> str | None:
+    """The run in the index of runs; why not, if it could not be written there."""
+    from lib.report.history import record_run  # the report's packages take a second to import
+
+    return record_run(root, folder)
 
 
 @contextlib.contextmanager

@@ -107,11 +107,11 @@ def unlinked(markup: str, exists: Callable[[str], bool]) -> str:
 _SVG = "{http://www.w3.org/2000/svg}"
 _XLINK_HREF = "{http://www.w3.org/1999/xlink}href"
 _SHAPES = "path rect circle ellipse line polyline polygon use image"
-_SVG_TAGS = frozenset(f"svg g defs clipPath text tspan linearGradient stop {_SHAPES}".split())
+_SVG_TAGS = frozenset(f"svg g defs clipPath pattern text tspan linearGradient stop {_SHAPES}".split())
 _GEOMETRY = "d x y x1 y1 x2 y2 cx cy r rx ry dx dy points transform"
 _PAINT = "fill fill-opacity fill-rule opacity stroke stroke-width stroke-opacity stroke-dasharray stroke-linecap"
 _WORDS = "font-size font-family font-weight font-style text-anchor"
-_FRAME = "width height viewBox preserveAspectRatio clip-path clip-rule offset style stroke-linejoin"
+_FRAME = "width height patternUnits viewBox preserveAspectRatio clip-path clip-rule offset style stroke-linejoin"
 _SVG_ATTRIBUTES = frozenset(f"{_GEOMETRY} {_PAINT} {_WORDS} {_FRAME}".split())
 _SVG_NUMBERS = frozenset(_GEOMETRY.split())
 _LONG_NUMBER = re.compile(r"-?\d+\.\d{3,}")

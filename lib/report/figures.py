@@ -525,3 +525,32 @@ def error_by_context(
         if title:
             figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
     return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
+
+
+def trend(points: Iterable[Any], *, title: str = "", limit: float | None = None) -> Chart:
+    """Return one result over runs, oldest left, with its 95% intervals.
+
+    Args:
+        points: `label` (the run) and `measured` (a `Measured`), in the order of the runs; one without a value is named
+            in the words and leaves a gap.
+        title: one line above the figure.
+        limit: a threshold in the unit of the values.
+    """
+    listed = [(str(_get(p, "label")), _measured(_get(p, "measured"), "")) for p in points]
+    drawn = [(i, m) for i, (_, m) in enumerate(listed) if _number(m) is not None]
+    if not drawn:
+        return _nothing(title or "Over runs", "no run has a number")
+    with matplotlib.rc_context(_STYLE):
+        figure = _chart(3.4, 1.9)
+        axes = figure.add_subplot()
+        top = max(abs(float(_number(m) or 0.0)) for _, m in drawn)
+        scale, unit = display_unit(top, drawn[-1][1].unit or "")
+        _errorbar(axes, [float(i) for i, _ in drawn], [m for _, m in drawn], scale, 0, "", linestyle=":")
+        if limit is not None:
+            _limit_line(axes, limit * scale, f"limit {number_text(limit * scale)}")
+        ends = sorted({0, len(listed) - 1})
+        axes.set_xlim(-0.5, len(listed) - 0.5)
+        axes.set_xticks(ends, [_label(listed[i][0], 20) for i in ends])
+        axes.set_title(_label(f"{title} ({unit})" if unit else title, 60))
+    words = ", ".join(f"{label}: {shown(m).text(with_n=False)}" for label, m in listed)
+    return _finished(figure, f"{title} over {len(listed)} runs: {words}.")

@@ -24,6 +24,7 @@ from lib.records import Measured, NotebookResult, NotebookState, Provenance, Run
 from lib.report.clean import anchors_of, first_heading
 from lib.report.html import existing_below, redactor, render_notebook, write_page
 from lib.report.provenance import KEY_FLAGS
+from lib.report.single import build_report
 from lib.report.style import POLICY, css
 from lib.report.tables import MARKS, Cell, Exists, Table, prediction_table, table, verdict_table
 from lib.report.text import anchor, escaped, relative_href, shortened, visible_text
@@ -339,6 +340,9 @@ def _files(folder: Path, notebooks: Sequence[Notebook]) -> tuple[Table, str]:
         )
     run: dict[str, Any] = {"notebook": "the whole run", "page": _link("index.html"), "executed notebook": None}
     rows.append({**run, "record": _link("result.json") if (folder / "result.json").is_file() else None})
+    rows.append(
+        {"notebook": "all of it in one file", "page": _link("report.html"), "executed notebook": None, "record": None}
+    )
     raw = folder / "raw"
     if raw.is_dir():
         count = sum(1 for path in raw.rglob("*") if path.is_file())
@@ -473,4 +477,7 @@ def build_site(run_dir: Path | str) -> Path:
         if total + len(text.encode("utf-8", "replace")) <= SITE_BYTES:
             break
         page_bytes //= 2
-    return write_page(folder / "index.html", text)
+    index = write_page(folder / "index.html", text)
+    run_id = run.run_id if run else folder.name
+    build_report(folder, [one.number for one in notebooks if one.page], f"{profile}: {run_id}")
+    return index
