@@ -607,8 +607,8 @@ def _secrets(c: _Context) -> Iterator[Finding]:
     for key in _EXEC:
         for command in c.unit.commands(key):
             argv = list(command.argv)
-            if redact_object(argv) != argv:
-                shown = redact_object(argv)
+            shown = redact_object(argv)
+            if shown != argv:
                 at = next((i for i, word in enumerate(shown) if REDACTED in word), 0)
                 yield c.find(
                     "secret_on_command_line",
@@ -641,7 +641,8 @@ def _secrets(c: _Context) -> Iterator[Finding]:
 
 
 def _environment(c: _Context) -> Iterator[Finding]:
-    for name, value in c.unit.environment().items():
+    variables = c.unit.environment()
+    for name, value in variables.items():
         if re.search(r"\$\{?[A-Za-z_]", value) or value.startswith("~/"):
             yield c.find(
                 "environment_not_expanded",
@@ -651,7 +652,7 @@ def _environment(c: _Context) -> Iterator[Finding]:
                 "Environment",
                 f"{name}={value}",
             )
-        elif value.endswith(",") and len(c.unit.environment()) > 1:
+        elif value.endswith(",") and len(variables) > 1:
             yield c.find(
                 "environment_comma",
                 "warning",

@@ -702,8 +702,8 @@ _LATENCY_FIELD = {
     "client queue time": "client_queue_ms",
 }
 _LINE = re.compile(r"\s*(?:[#>|]\s?)?\s*([A-Za-z][A-Za-z0-9 ()/%.-]{2,50}?)\s*:\s+(\S[^|]*?)\s*\|?\s*$")
-_UNIT = re.compile(r"\s*\((?:s|ms|req/s|tok/s|rps|tokens/s)\)\s*$", re.IGNORECASE)
-_TITLE = re.compile(r"={4,}\s*Serving Benchmark Result\s*={4,}")
+_UNIT = re.compile(r"\s{0,20}\((?:s|ms|req/s|tok/s|rps|tokens/s)\)\s*$", re.IGNORECASE)
+_TITLE = re.compile(r"={4}\s{0,80}Serving Benchmark Result\s{0,80}={4}")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =]+((?!--)[^\s\\]+))?")
 _ARGUMENT = re.compile(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
 _LISTED = r"\d{1,12}(?:\.\d{1,9})?(?:\s?(?:ms|s|tok/s)\b)?"
@@ -902,8 +902,8 @@ def _throughput_lines(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
             )
 
 
-_SECTION = re.compile(r"^\s*={3,}\s*(.*?)\s*={3,}\s*$")
-_PAIRS = re.compile(r"([A-Za-z][\w./]*)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|%)?(?![\w.])")
+_SECTION = re.compile(r"^\s*={3,}\s*([^=\s](?:.*[^=\s])?)\s*={3,}\s*$")
+_PAIRS = re.compile(r"(?<![\w./])([A-Za-z][\w./]{0,60})\s{0,20}=\s{0,20}([0-9]+(?:\.[0-9]+)?)\s*(ms|s|%)?(?![\w.])")
 _RUN_LABEL = re.compile(r"^\s*([A-Za-z][\w -]{0,30}?)\s*[-_# ]?(\d{1,9})(?:\s*:)?\s+(?=[A-Za-z])")
 _RUN_FIELDS = {
     "wall": "duration_s",

@@ -178,7 +178,7 @@ def classify_events(events: Iterable[str]) -> Failure | None:
     return redact_object(failure)
 
 
-_SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) ?(?:tok(?:ens?)?/s|token/s)")
+_SPEED = re.compile(r"(?<![\d.])(?P<speed>\d{1,9}(?:\.\d{1,9})?) ?(?:tok(?:ens?)?/s|token/s)")
 _BELOW = re.compile(r"(?P<what>accept(?:ance)? (?:rate|len(?:gth)?)) (?:below|under|<) ?(?P<limit>\d+(?:\.\d+)?)")
 
 
