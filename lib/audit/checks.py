@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lib.audit.facts import FACTS, HOW_ORDER, Fact, Facts, How, dtype_family, torch_dtype, version_key
+from lib.audit.launch import has_run, launch_faults
 from lib.audit.scales import QUERY_CAST, QWEN3_5, Version, scale_use, version_of
 from lib.records import Evidence
 
@@ -1342,6 +1343,25 @@ def x1(look: Look) -> Outcome:
         values={"facts": [clash[0].name for clash in clashes]},
         do="find out which process answers (pid, start time, port owner), and give log, launch line and answers of "
         "the same one",
+    )
+
+
+def x3(look: Look) -> Outcome:
+    """Arguments with which this version does not start: refused by its argparse, or by a check that is known."""
+    version = look("sglang_version")
+    if version_key(version) is None:
+        raise Missing(["sglang_version"], f"{short(version)} is no release whose arguments are known")
+    if has_run(look.facts):
+        return Outcome("not_applicable", "a process of this deployment was seen: it starts")
+    faults = launch_faults(look.facts)
+    if not faults:
+        return _fine(f"nothing is known against starting these arguments on {version}", "starts_as_far_as_known")
+    told = "; ".join(f"{fault.reason} ({fault.source})" for fault in faults)
+    return _found(
+        "error",
+        "does_not_start",
+        f"SGLang {version} does not start with these arguments: {told}",
+        values={"refused_by": [fault.id for fault in faults]},
     )
 
 

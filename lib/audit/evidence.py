@@ -82,6 +82,8 @@ ALIASES: dict[str, str] = {
     "model": "model_path",
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
     "fp4_gemm_backend": "fp4_gemm_runner_backend",
     "fp8_gemm_backend": "fp8_gemm_runner_backend",
     "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
@@ -92,6 +94,8 @@ _ARGUMENTS = {name for name, kind in FACTS.items() if kind.belongs == "argument"
 _BOOLEAN = {name for name, value in DEFAULTS.items() if isinstance(value, bool)} | {
     "enable_mamba_cache_stochastic_rounding",
     "enable_p2p_check",
+    "speculative_adaptive",
+    "disable_overlap_schedule",
 }
 _NUMBER = {
     "tp_size": int,
@@ -99,6 +103,9 @@ _NUMBER = {
     "chunked_prefill_size": int,
     "speculative_num_draft_tokens": int,
     "speculative_eagle_topk": int,
+    "speculative_num_steps": int,
+    "pp_size": int,
+    "nnodes": int,
     "page_size": int,
     "speculative_draft_window_size": int,
     "speculative_accept_threshold_single": float,
