@@ -138,6 +138,12 @@ def _minimum(log: ServerLog) -> dict[str, float] | None:
     return {"with_mtp" if drafts else "without_mtp": log.mem_fraction_floor}
 
 
+def _beside_the_kv_dtype(log: ServerLog) -> bool | None:
+    """True where memory ran out in a draft's pool after the target's, which the KV dtype sizes, was complete."""
+    ran_out = log.failure is not None and log.failure.failure_class == "oom_at_startup"
+    return True if ran_out and "each_draft_pool" in log.memory_of_parts_gib else None
+
+
 #: name in a case -> where it stands in the record
 TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "engine": lambda log: log.engine,
@@ -165,6 +171,7 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "minimum_viable": _minimum,
     # KV cache: of one rank
     "kv_dtype": _kv("dtype"),
+    "kv_dtype_derived": lambda log: log.kv.dtype if log.kv and log.kv.dtype_known_by == "arithmetic" else None,
     "tokens": _kv("tokens"),
     "usable_tokens": _kv("tokens"),
     "capacity": _kv("tokens"),
@@ -240,5 +247,6 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "exit_code": _failure("exit_code"),
     "exit_signal": _failure("exit_signal"),
     "not_oom": lambda log: not log.failure.out_of_memory if log.failure else None,
+    "kv_dtype_is_not_the_cause": _beside_the_kv_dtype,
     "profiled_tokens": _failure_value("profiled_tokens"),
 }
