@@ -227,7 +227,8 @@ FINE = {
     "podman as it generates units": "[Unit]\nAfter=network-online.target\nWants=network-online.target\nStartLimitIntervalSec=3600\n"
     "[Service]\nType=notify\nNotifyAccess=all\nRestart=on-failure\nRestartSec=60\n"
     "TimeoutStopSec=180\nExecStart=/usr/bin/podman run --rm --sdnotify=conmon --replace -d --name s "
-    "lmsysorg/sglang:v0.5.16 python3 -m sglang.launch_server --model-path /m\nExecStop=/usr/bin/podman stop -t 60 s\n[Install]\nWantedBy=multi-user.target\n",
+    "lmsysorg/sglang:v0.5.16 python3 -m sglang.launch_server --model-path /m\nExecStop=/usr/bin/podman stop -t 60 s\n"
+    "[Install]\nWantedBy=multi-user.target\n",
     "watchdog switched off": changed("Type=exec", "Type=exec\nWatchdogSec=0"),
     "a key handed on in the environment": changed(
         START, "ExecStart=/bin/sh -c 'API_KEY=$SOME_API_KEY exec python -m sglang.launch_server' x"
