@@ -528,10 +528,11 @@ def q0(look: Look) -> Outcome:
     unseen = fact is not None and fact.source == "log"
     return Outcome(
         kind="accepted",
-        verdict="weights_quantized",
-        what=words.get(kind, f"{kind} weights")
+        verdict="weights_declared_quantized" if unseen else "weights_quantized",
+        what=("the log declares " if unseen else "")
+        + words.get(kind, f"{kind} weights")
         + (f" ({detail})" if detail else "")
-        + (", as the log names them; which layers are left out only the checkpoint's files say" if unseen else ""),
+        + ("; which layers are narrow, or whether any is, only the checkpoint's files say" if unseen else ""),
         do="a checkpoint with wider weights, where it fits; for FP4 also the marlin runner, which keeps activations "
         "in 16 bits",
     )
