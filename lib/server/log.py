@@ -848,9 +848,9 @@ class LogReader:
             length = MAX_MODEL_LEN.search(text)
             if length:
                 self.args.setdefault("max_model_len", int(length["len"] or length["len2"]))
-            if "Loading weights took" in text or "Model loading took" in text:
-                size = re.search(rf"Model loading took ({NUM}) ?GiB", text)
-                took = re.search(rf"took (?:{NUM} GiB[\w ]* and )?({NUM}) s", text)
+            if "weights took" in text or "Model loading took" in text:
+                size = re.search(rf"(?:Model loading|model weights) took ({NUM}) ?Gi?B", text)
+                took = re.search(rf"took (?:{NUM} Gi?B[\w ]* and )?({NUM}) s", text)
                 self._keep(
                     "weights",
                     (line, {"elapsed": took.group(1) if took else "", "mem usage": size.group(1) if size else ""}),

@@ -309,6 +309,8 @@ FOREIGN = (
 )
 
 WANTED: tuple[bytes, ...] = (
+    b"loading took",
+    b"weights took",
     b"server_args=",
     b"launch_server",
     b"sglang serve",

@@ -106,6 +106,12 @@ def _vllm(log: ServerLog, name: str) -> Any:
     return rows[-1] if rows else None
 
 
+def _vllm_tokens(log: ServerLog) -> Any:
+    """Capacity of a vLLM server: the printed tokens where they agree with the printed concurrency, else what it implies."""
+    agrees = _vllm(log, "consistent") is not False
+    return (agrees and _vllm(log, "printed_tokens")) or _vllm(log, "real_token_capacity") or _vllm(log, "tokens")
+
+
 def _vllm_speculation(name: str) -> Callable[[ServerLog], Any]:
     return lambda log: getattr(log.vllm_speculation[-1], name) if log.vllm_speculation else None
 
@@ -172,10 +178,10 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     # KV cache: of one rank
     "kv_dtype": _kv("dtype"),
     "kv_dtype_derived": lambda log: log.kv.dtype if log.kv and log.kv.dtype_known_by == "arithmetic" else None,
-    "tokens": _kv("tokens"),
-    "usable_tokens": _kv("tokens"),
-    "capacity": _kv("tokens"),
-    "kv_gib": _kv("target_gib_per_rank"),
+    "tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "usable_tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "capacity": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "kv_gib": lambda log: _kv("target_gib_per_rank")(log) or _vllm(log, "kv_gib"),
     "kv_gib_per_rank": _kv("target_gib_per_rank"),
     "kv_gib_total": _kv("total_gib_per_rank"),
     "total_gib": lambda log: _total(log, "gib") or (log.kv.total_gib_per_rank if log.kv else None),

@@ -921,3 +921,15 @@ def test_cli_names_one_phase_and_no_negative_weights(tmp_path: Path, capsys: pyt
     path.write_text("\n".join(lines[:2]).replace("-30", "30"))
     out = run_cli([str(path)], capsys)[1]
     assert "last phase: loading_weights" in out and "weights: 30 GiB per rank" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [("Model loading took 28.4500 GiB and 21.10 seconds", 28.45), ("Model loading took 28.45 GiB memory and 21.1 seconds", 28.45),
+     ("Loading model weights took 14.9 GB", 14.9)],
+)  # fmt: skip
+def test_weights_of_vllm(text: str, gib: float) -> None:
+    """vLLM's line about its weights, as several versions write it, gets through the prefilter."""
+    head = b"INFO 05-01 19:20:00 [api_server.py:1896] vLLM API server version 0.11.0"
+    log = read_log([head, f"(Worker_TP0 pid=7) INFO 05-01 19:20:40 [gpu_model_runner.py:2653] {text}".encode()])
+    assert log.engine == "vllm" and log.weights_gib_per_rank == gib
