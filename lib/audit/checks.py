@@ -784,7 +784,9 @@ def s4(look: Look) -> Outcome:
         return _not_for("no recurrent layers")
     if not look("speculative_algorithm"):
         return _not_for("no speculative decoding")
-    strategy, radix_off = look("mamba_radix_cache_strategy"), look("disable_radix_cache")
+    strategy = look("mamba_radix_cache_strategy")
+    # Who names extra_buffer keeps states for reuse; under any other word only the flag says whether prefixes are reused.
+    radix_off = look.maybe("disable_radix_cache") if strategy == "extra_buffer" else look("disable_radix_cache")
     if radix_off or strategy in ("no_buffer", "extra_buffer_lazy"):
         return _fine("prefix reuse is off or does not keep extra buffers", "not_extra_buffer")
     batches = look.maybe("decode_batches")

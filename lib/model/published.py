@@ -87,7 +87,7 @@ def family_of(model_class: str) -> str:
 
 def dtype_by_geometry(
     model_class: str,
-    tp: int,
+    tp: int | None,
     *,
     per_token: tuple[float, float] | None = None,
     pools: tuple[float, float, int, int] | None = None,
@@ -96,7 +96,7 @@ def dtype_by_geometry(
 
     Args:
         model_class: as the log names it.
-        tp: ranks that share the KV heads.
+        tp: ranks that share the KV heads; None where that is not known: then only an MLA latent, which is not shared, counts.
         per_token: least and most bytes for a token of the full-attention pool on one GPU.
         pools: least and most bytes of the full and the sliding pool together, and the tokens of each.
 
@@ -104,9 +104,9 @@ def dtype_by_geometry(
     """
     found: dict[str, list[str]] = {}
     for row in PUBLISHED:
-        if row.family != family_of(model_class):
+        if row.family != family_of(model_class) or (tp is None and not row.latent):
             continue
-        full, sliding = row.elements(tp)
+        full, sliding = row.elements(tp or 1)
         for size, dtype in ELEMENT_BYTES:
             if pools is not None:
                 low, high, full_tokens, sliding_tokens = pools

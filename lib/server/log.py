@@ -1300,19 +1300,22 @@ class LogReader:
         sizes = self._sizes()
         tp, pp, dp = (sizes[name] or 1 for name in ("tp_size", "pp_size", "dp_size"))
         ranks_unknown = sizes["tp_size"] is None and any(rank_tag(rank, "TP") is not None for rank in self.ranks)
-        if model_class is None or ranks_unknown or pp > 1:
+        if model_class is None or pp > 1:
             return None
-        if self.args.get("enable_dp_attention"):
-            tp = max(1, tp // dp)
+        heads_shared_by: int | None = max(1, tp // dp) if self.args.get("enable_dp_attention") else tp
+        if ranks_unknown:
+            heads_shared_by = None
         for total in totals:
             if total.full_tokens and total.swa_tokens:
                 slack = max(0.005, 0.002 * total.gib)
                 low, high = ((total.gib + sign * slack) * (1 << 30) for sign in (-1, 1))
-                return dtype_by_geometry(model_class, tp, pools=(low, high, total.full_tokens, total.swa_tokens))
+                return dtype_by_geometry(
+                    model_class, heads_shared_by, pools=(low, high, total.full_tokens, total.swa_tokens)
+                )
         for pool in full:
             if pool.bytes_per_token_low and pool.bytes_per_token_high:
                 bounds = (pool.bytes_per_token_low, pool.bytes_per_token_high)
-                return dtype_by_geometry(model_class, tp, per_token=bounds)
+                return dtype_by_geometry(model_class, heads_shared_by, per_token=bounds)
         return None
 
     def _capacity(self) -> Capacity | None:
