@@ -11,6 +11,7 @@ from lib.params import ROOT
 
 #: Rooms that take text, numbers and records, and give records back.
 PURE = [
+    "server/garbage", "server/observations", "model/published", "audit/launch",
     "server/flags", "server/log", "server/log_records", "server/lines", "server/failures", "server/progress", "server/redact",
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/facts", "model/memory", "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",

@@ -21,7 +21,7 @@ from typing import Any
 
 from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
-from lib.audit.scales import checkpoint_of, version_of
+from lib.audit.scales import checkpoint_of, derived, loads_scales, version_of
 from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
@@ -82,6 +82,8 @@ ALIASES: dict[str, str] = {
     "model": "model_path",
     "tp": "tp_size",
     "tensor_parallel_size": "tp_size",
+    "pp": "pp_size",
+    "pipeline_parallel_size": "pp_size",
     "fp4_gemm_backend": "fp4_gemm_runner_backend",
     "fp8_gemm_backend": "fp8_gemm_runner_backend",
     "mamba_scheduler_strategy": "mamba_radix_cache_strategy",
@@ -92,6 +94,8 @@ _ARGUMENTS = {name for name, kind in FACTS.items() if kind.belongs == "argument"
 _BOOLEAN = {name for name, value in DEFAULTS.items() if isinstance(value, bool)} | {
     "enable_mamba_cache_stochastic_rounding",
     "enable_p2p_check",
+    "speculative_adaptive",
+    "disable_overlap_schedule",
 }
 _NUMBER = {
     "tp_size": int,
@@ -99,6 +103,9 @@ _NUMBER = {
     "chunked_prefill_size": int,
     "speculative_num_draft_tokens": int,
     "speculative_eagle_topk": int,
+    "speculative_num_steps": int,
+    "pp_size": int,
+    "nnodes": int,
     "page_size": int,
     "speculative_draft_window_size": int,
     "speculative_accept_threshold_single": float,
@@ -939,8 +946,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "trace": ("trace", "kernels", "profile"),
     "tensors": ("checkpoint_tensor_names", "tensor_names", "tensors"),
     "output": ("output", "content", "completion", "response", "answer"),
-    "class": ("model_class", "architecture", "architectures", "model_type_class"),
-    "requests": ("request_params", "sampling_params", "request"),
+    "class": ("model_class", "class", "architecture", "architectures", "model_type_class"),
+    "requests": ("request_params", "sampling_params", "request", "requests", "sampling"),
     "gpu": ("gpu", "gpus", "hardware", "device"),
 }
 
@@ -1022,7 +1029,15 @@ def described_facts(description: Mapping[str, Any] | list[str] | str, folder: Pa
         groups.append(metrics_facts(given.pop("metrics")))
     by_name = [name for name in given if name in _STATED or name in _ARGUMENTS]
     groups.append(stated_facts({name: _typed_value(name, given[name]) for name in by_name}))
-    return gather(*groups)
+    facts = gather(*groups)
+    scales = facts.value("kv_scales")
+    if scales and scales.get("present") and not derived(facts).known("kv_scales_loaded"):
+        model_class, version_told = facts.value("model_class"), facts.value("sglang_version")
+        told = loads_scales(model_class, version_told, None, "modelopt") if model_class else None
+        note = "assumed: the description names neither the tensors nor the quantization; ModelOpt's are loaded by most"
+        state = told.value if told else "loaded"
+        facts = facts.plus([make_fact("kv_scales_loaded", state, "derived", "description", note=note)])
+    return facts
 
 
 def _described_scales(given: Mapping[str, Any], names: Any) -> list[Fact]:

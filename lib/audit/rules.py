@@ -8,7 +8,6 @@ settle it, and which losses are accepted (quantized weights).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,11 +16,11 @@ from pydantic import Field
 
 from lib.audit import checks
 from lib.audit.checks import LEVELS, SEVERITIES, Level, Look, Missing, Outcome, Severity, short
-from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, version_key
+from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How
+from lib.audit.launch import has_run, launch_faults
 from lib.audit.scales import derived, extrapolated, version_of
 from lib.errors import BadInput
 from lib.records import Evidence, Record
-from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 
 
 @dataclass(frozen=True)
@@ -451,6 +450,9 @@ RULES: tuple[Rule, ...] = (
         "take everything from one process", "ORIGIN 3.1", *_ANY),
     _rule("X2", "Asked for and not done", "evidence", "kv_cache_dtype kv_dtype_target", checks.x2, "high", "read",
         "all", "a precision or backend that nobody chose", _S, "read what was allocated", "FACTS 1; CPU.md intel_amx"),
+    _rule("X3", "Arguments that this version refuses", "evidence", "sglang_version", checks.x3, "medium", "read",
+        "0.5.10 to 0.5.23", "the server does not start; what is said above holds for none", "no: it dies",
+        "correct the launch line", "lib/server/flags.py"),
 )
 # fmt: on
 # fmt: on
@@ -606,51 +608,15 @@ def audit_of_fix(facts: Facts, change: Mapping[str, Any]) -> FixAudit:
 
 
 def _refused(facts: Facts, change: Mapping[str, Any]) -> str | None:
-    """Why the server would not start after the change although nothing is known against it before; None if nothing is.
+    """Why the server would not start after the change; None if nothing is known against it.
+
+    What is held against a deployment that was seen to run is no fault of the change.
 
     Source: `lib.server.flags.check_arguments`. Its silence is no promise that the launch works.
     """
-    before, after = _launch_faults(facts), _launch_faults(changed(facts, change))
-    known = {fault.id for fault in before}
-    new = [fault for fault in after if fault.id not in known]
+    known = {fault.id for fault in launch_faults(facts)} if has_run(facts) else set()
+    new = [fault for fault in launch_faults(changed(facts, change)) if fault.id not in known]
     return "; ".join(f"{fault.reason} ({fault.source})" for fault in new) or None
-
-
-def _launch_faults(facts: Facts) -> list[PredictedFailure]:
-    """What this version would refuse to start with, by argparse for what somebody wrote and by rules for all arguments.
-
-    Arguments that a log or /server_info shows may be SGLang's own choice under the spelling of that version: argparse
-    has no say about them.
-    """
-    version = facts.value("sglang_version")
-    if version_key(version) is None:
-        return []
-    written: dict[str, Any] = {}
-    resolved: dict[str, Any] = {}
-    for name, kind in FACTS.items():
-        fact = facts.best(name)
-        if kind.belongs != "argument" or fact is None or fact.value in (None, False) or fact.note == DEFAULT_NOTE:
-            continue
-        if name != "model_path":
-            resolved[name] = fact.value
-            if fact.source in ("flags", "change"):
-                written[name] = fact.value
-    if facts.value("platform") == "cpu":
-        resolved["device"] = "cpu"
-    recurrent = facts.value("recurrent")
-    model = ModelFacts(hybrid=None if recurrent is None else recurrent != "none")
-    sm = re.fullmatch(r"(\d+)\.(\d)", str(facts.value("gpu_sm")))
-    gpu = Gpu(sm=int(sm[1] + sm[2])) if sm else None
-    found: dict[str, PredictedFailure] = {}
-    for flags in (written, resolved):
-        try:
-            told = check_arguments({"model_path": "model", "flags": flags}, str(version), gpu, model)
-        except BadInput:
-            continue
-        for fault in told:
-            if fault.outcome != "silently_ignored" and (flags is written or not fault.id.startswith("argparse")):
-                found.setdefault(fault.id, fault)
-    return list(found.values())
 
 
 def changeable() -> list[str]:

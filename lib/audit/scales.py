@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from lib.audit.facts import Fact, Facts, How, dtype_family, make_fact, torch_dtype, version_key
 from lib.errors import BadInput
-from lib.model.architectures import architecture, text_config
+from lib.model.architectures import TABLE, architecture, text_config
 from lib.model.facts import VERSIONS_READ, Checkpoint, ScaleTensors, since
 from lib.model.memory import kv_bytes_per_token
 from lib.model.quantization import (
@@ -263,9 +263,27 @@ def derived(facts: Facts) -> Facts:
 
     A derived fact never replaces one that was measured or read; it only stands where nothing else is known.
     """
+    facts = _with_recurrent(facts)
     facts = _with_backends(facts)
     facts = _with_kv_dtype(facts)
     return _with_scales_loaded(facts)
+
+
+#: Readers of architectures with recurrent layers, and the kind of state that `recurrent` calls them.
+_RECURRENT_READERS: dict[str, str] = {
+    "gdn": "gdn", "kimi_linear": "kda", "nemotron_h": "mamba2", "falcon_h1": "mamba2", "granite_hybrid": "mamba2",
+}  # fmt: skip
+
+
+def _with_recurrent(facts: Facts) -> Facts:
+    """Whether the model has recurrent layers, by its class alone where neither files nor a start-up say it."""
+    row = TABLE.get(str(facts.value("model_class")))
+    if row is None or facts.known("recurrent"):
+        return facts
+    kind = _RECURRENT_READERS.get(row.read.__name__)
+    if kind is None:
+        return facts
+    return facts.plus([make_fact("recurrent", kind, "derived", "rule", note="every checkpoint of this class has them")])
 
 
 def _with_backends(facts: Facts) -> Facts:

@@ -31,6 +31,12 @@ class Parser(argparse.ArgumentParser):
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(self._given, namespace)
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse does it, but help that cannot be written is an error: argparse drops it and exits with 0."""
+        stream = sys.stderr if file is None else file
+        if message and stream is not None:
+            stream.write(message)
+
     def error(self, message: str) -> NoReturn:
         """One message without secrets, exit code 2."""
         super().error(redact_text(message, find_secrets(self._given)))

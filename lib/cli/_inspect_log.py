@@ -223,7 +223,10 @@ def _memory_lines(log: ServerLog) -> Iterator[str]:
             f"{log.kv.total_gib_per_rank:g} GiB per rank" if log.kv.total_gib_per_rank is not None else "size not said"
         )
         tokens = f"{log.kv.tokens} tokens, " if log.kv.tokens is not None else ""
-        yield f"KV cache: {log.kv.dtype or 'dtype not said'} (known by: {log.kv.dtype_known_by}), {tokens}{sizes}"
+        how = log.kv.dtype_known_by
+        if log.kv.dtype_if_model_is:
+            how += f", if the model is {' or '.join(log.kv.dtype_if_model_is[:4])}"
+        yield f"KV cache: {log.kv.dtype or 'dtype not said'} (known by: {how}), {tokens}{sizes}"
     shown = [pool for pool in log.kv_pools if pool.rank == log.kv_pools[0].rank]
     for pool in shown[:8]:
         parts = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +32,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="mistakes in a systemd unit, and what its journal says happened",
         description="Read a systemd service unit as systemd does, with its drop-ins, and its journal.",
     )
-    parser.add_argument("file", metavar="FILE", help="the unit, or `systemctl cat` output; - for standard input")
+    parser.add_argument(
+        "file", metavar="FILE", help="the unit, `systemctl cat` output, or a journal alone; - for standard input"
+    )
     parser.add_argument(
         "--journal", metavar="FILE", help="journalctl output (short, cat or -o json); - for standard input"
     )
@@ -53,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     dropins.sort(key=lambda item: item[0])
     fragment, inside, rest = split_bundle(text)
     if fragment is None:
-        fragment, rest = text, ""
         if _is_journal(text):
-            raise BadInput("a systemd unit as FILE", "a journal", "name the unit as FILE and this as --journal FILE")
+            return _journal_alone(args, text)
+        fragment, rest = text, ""
     dropins = [*inside, *dropins]
     unit = read_unit(fragment, dropins)
     journal_text = read_text(args.journal, "a journal", MAX_JOURNAL_BYTES) if args.journal else rest
@@ -66,13 +69,26 @@ def run(args: argparse.Namespace) -> int:
         except UnreadableFile:
             if args.journal:
                 raise
-    inspection = UnitInspection(unit=unit, journal=journal)
+    return _shown(UnitInspection(unit=unit, journal=journal), args)
+
+
+def _journal_alone(args: argparse.Namespace, text: str) -> int:
+    """A journal in the place of the unit is read by itself; what was given for a unit has nothing to stand on then."""
+    if args.journal or args.dropin:
+        beside = "--journal" if args.journal else "--dropin"
+        found = f"a journal as FILE, with {beside} beside it"
+        raise BadInput("a systemd unit as FILE", found, "name the unit as FILE and this one as --journal FILE")
+    print("workbook: FILE is a journal; without its unit, settings are not compared with it.", file=sys.stderr)
+    return _shown(UnitInspection(unit=None, journal=read_journal(text)), args)
+
+
+def _shown(inspection: UnitInspection, args: argparse.Namespace) -> int:
     print(
         inspection.model_dump_json(indent=1, by_alias=True)
         if args.json
-        else "\n".join(map(printable, _lines(inspection)))
+        else "\n".join(map(printable, _lines(inspection))).lstrip("\n")
     )
-    findings = [*unit.findings, *(journal.findings if journal else ())]
+    findings = [finding for part in (inspection.unit, inspection.journal) if part for finding in part.findings]
     return int(args.fail_on is not None and reaches(findings, args.fail_on))
 
 

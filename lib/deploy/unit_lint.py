@@ -122,6 +122,11 @@ class _Context:
         return []
 
     @cached_property
+    def podman(self) -> bool:
+        """Whether podman runs the container: its conmon tells systemd that it is ready, and does not wait for a model."""
+        return bool(self.docker) and any(word.rsplit("/", 1)[-1] == "podman" for word in self.words[:3])
+
+    @cached_property
     def image(self) -> str | None:
         """The image that `docker run` starts: the first word that is no option or an option's value."""
         rest = iter(self.docker)
@@ -479,6 +484,7 @@ def _timeouts(c: _Context) -> Iterator[Finding]:
     waits = c.type in ("notify", "notify-reload", "forking", "oneshot", "dbus") or bool(
         c.unit.values("Service", "ExecStartPost")
     )
+    waits = waits and not (c.type.startswith("notify") and c.podman)  # conmon is ready when the container runs
     if c.serves_model and waits and c.type != "oneshot" and (start is None or start < SHORT_LOAD_S):
         shown = "the default 90 s" if start is None else f"{start:g} s"
         yield c.find(
@@ -544,6 +550,16 @@ def _type(c: _Context) -> Iterator[Finding]:
             "Use Type=exec.",
             "Type",
         )
+    watchdog = c.unit.seconds("Service", "WatchdogSec")
+    if c.serves_model and not c.docker and watchdog and math.isfinite(watchdog):
+        yield c.find(
+            "watchdog_never_fed",
+            "error",
+            f"WatchdogSec={watchdog:g} s: the server sends no WATCHDOG=1, so systemd kills it after that time.",
+            "Remove it, and check liveness by a request that must produce a token.",
+            "WatchdogSec",
+            source="systemd.service(5)",
+        )
     if c.serves_model and c.type in ("simple", "exec") and c.unit.is_true("Service", "RemainAfterExit"):
         yield c.find(
             "remains_after_exit",
@@ -564,6 +580,21 @@ def _restarts(c: _Context) -> Iterator[Finding]:
                 "Use Restart=on-failure with a limit.",
             )
         return
+    misses = {
+        "on-success": "an end with an error",
+        "on-abnormal": "an end with an exit code",
+        "on-abort": "an end with an exit code, and a SIGKILL",
+        "on-watchdog": "any end but a watchdog's",
+    }
+    if c.may_serve_model and c.restart in misses:
+        yield c.find(
+            "restart_misses_crash",
+            "warning",
+            f"Restart={c.restart} leaves the server down after {misses[c.restart]}, which is how a server crashes.",
+            "Use Restart=on-failure with a limit.",
+            "Restart",
+            source="systemd.service(5), table of exit causes",
+        )
     delay = c.unit.last("Service", "RestartSec")
     if c.restart == "always" and delay is None:
         yield c.find(
@@ -603,12 +634,23 @@ def _restarts(c: _Context) -> Iterator[Finding]:
         )
 
 
+def _shell_variables(command: Command) -> list[str]:
+    """Names of variables that the text behind `sh -c` puts on a further command line (`NAME=$OTHER` is no such place)."""
+    if command.path.rsplit("/", 1)[-1] not in _SHELLS or len(command.argv) < 3:
+        return []
+    return [one or other for one, other in _ON_A_COMMAND_LINE.findall(" ".join(command.argv[2:]))]
+
+
+#: A variable as a word of its own, or as a flag's value.
+_ON_A_COMMAND_LINE = re.compile(r"""(?<![\w$=])["']?\$\{?([A-Za-z_]\w*)|--[\w-]+=["']?\$\{?([A-Za-z_]\w*)""")
+
+
 def _secrets(c: _Context) -> Iterator[Finding]:
     for key in _EXEC:
         for command in c.unit.commands(key):
             argv = list(command.argv)
-            if redact_object(argv) != argv:
-                shown = redact_object(argv)
+            shown = redact_object(argv)
+            if shown != argv:
                 at = next((i for i, word in enumerate(shown) if REDACTED in word), 0)
                 yield c.find(
                     "secret_on_command_line",
@@ -618,12 +660,11 @@ def _secrets(c: _Context) -> Iterator[Finding]:
                     key,
                     " ".join(shown[max(0, at - 1) : at + 1]),
                 )
-            elif any(is_secret_name(name) for name in command.variables):
-                name = next(name for name in command.variables if is_secret_name(name))
+            elif name := next((n for n in (*command.variables, *_shell_variables(command)) if is_secret_name(n)), None):
                 yield c.find(
                     "secret_expanded_on_command_line",
                     "warning",
-                    f"{key}= puts ${{{name}}} on the command line: systemd expands it, and ps shows it.",
+                    f"{key}= puts ${{{name}}} on the command line, where it is expanded, and ps shows it.",
                     "Let the program read it from its environment or a file.",
                     key,
                     f"${{{name}}}",
@@ -641,7 +682,8 @@ def _secrets(c: _Context) -> Iterator[Finding]:
 
 
 def _environment(c: _Context) -> Iterator[Finding]:
-    for name, value in c.unit.environment().items():
+    variables = c.unit.environment()
+    for name, value in variables.items():
         if re.search(r"\$\{?[A-Za-z_]", value) or value.startswith("~/"):
             yield c.find(
                 "environment_not_expanded",
@@ -651,7 +693,7 @@ def _environment(c: _Context) -> Iterator[Finding]:
                 "Environment",
                 f"{name}={value}",
             )
-        elif value.endswith(",") and len(c.unit.environment()) > 1:
+        elif value.endswith(",") and len(variables) > 1:
             yield c.find(
                 "environment_comma",
                 "warning",
@@ -826,7 +868,7 @@ def _containers(c: _Context) -> Iterator[Finding]:
         )
     name = _option(c.docker, "--name")
     cleaned = any({"rm"} & set(command.argv[1:3]) for command in c.unit.commands("ExecStartPre"))
-    if name and not cleaned:
+    if name and not cleaned and "--replace" not in c.docker:
         removed = "--rm" in c.docker
         yield c.find(
             "container_name_clash",

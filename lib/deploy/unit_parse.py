@@ -22,6 +22,9 @@ from lib.server.redact import redact_text
 MAX_UNIT_CHARACTERS = 4 << 20
 MAX_LINE_BYTES = 1 << 20
 
+#: More findings about one line help nobody.
+_MAX_PROBLEMS = 20
+
 _SPACE = " \t\n\r"
 _UNSAFE_IN_PATH = r"[\x00-\x1f\x7f\\\"']"
 _SPECIFIERS = frozenset("aAbBcCdDEfgGhHiIjJlLmMnNopPqsStTuUvVwWyY%")
@@ -460,6 +463,8 @@ def _unescape(text: str, at: int) -> tuple[str, int, bool]:
 
 def _resolve(word: str) -> tuple[str, str | None]:
     """The word with `%%` as `%`, and the first specifier that systemd does not know."""
+    if "%" not in word:
+        return word, None
     bad = None
     for match in re.finditer(r"%(.?)", word, re.DOTALL):
         if match[1] and match[1] not in _SPECIFIERS and bad is None:
@@ -472,6 +477,8 @@ _VARIABLE = re.compile(r"\$(?:\$|\{([A-Za-z_]\w*)[^}]*\})")
 
 def _expand(word: str, variables: list[str]) -> str:
     """The word with `$$` as `$`; names of variables that systemd would put in are collected, their text stays."""
+    if "$" not in word:
+        return word
     whole = re.fullmatch(r"\$([A-Za-z_]\w*)", word)
     if whole:
         variables.append(whole[1])
@@ -485,9 +492,9 @@ def _commands(item: Assignment) -> tuple[list[Command], list[Finding]]:
     problems: list[Finding] = []
 
     def report(id_: str, what: str, do: str, level: str = "error") -> None:
-        problems.append(
-            Finding(id=id_, level=level, what=f"{item.key}: {what}", line=item.line, evidence=item.value[:300], do=do)
-        )
+        if len(problems) < _MAX_PROBLEMS:
+            what = f"{item.key}: {what}"
+            problems.append(Finding(id=id_, level=level, what=what, line=item.line, evidence=item.value[:300], do=do))
 
     read = _split(item.value)
     groups: list[list[tuple[str, bool]]] = [[]]
@@ -544,13 +551,15 @@ def _commands(item: Assignment) -> tuple[list[Command], list[Finding]]:
     return commands, problems
 
 
+@functools.lru_cache(maxsize=64)
 def _environment_words(item: Assignment) -> tuple[list[str], list[Finding]]:
     problems: list[Finding] = []
 
     def report(id_: str, what: str, do: str, level: str = "warning") -> None:
-        problems.append(
-            Finding(id=id_, level=level, what=what, line=item.line, evidence=_names_only(item.value), do=do)
-        )
+        if len(problems) < _MAX_PROBLEMS:
+            problems.append(Finding(id=id_, level=level, what=what, line=item.line, evidence=shown, do=do))
+
+    shown = _names_only(item.value)
 
     read = _split(item.value, relaxed=False)
     if read.error:
@@ -573,7 +582,7 @@ def _environment_words(item: Assignment) -> tuple[list[str], list[Finding]]:
 
 def _names_only(value: str) -> str:
     """The assignment's names with their values cut out: values may be secrets."""
-    return re.sub(r"(=)[^\s\"']+", r"\1...", value)[:200]
+    return re.sub(r"(=)[^\s\"']+", r"\1...", value[:4096])[:200]
 
 
 def _value_problems(item: Assignment) -> list[Finding]:

@@ -531,13 +531,18 @@ def _guidellm(data: dict[str, Any]) -> Iterator[tuple[BenchRow, Details]]:
             }
             return _stats(source, factor, key, not_numbers)
 
-        totals = _mapping(metrics.get("request_totals") or benchmark.get("request_totals"))
+        totals = _mapping(
+            metrics.get("request_totals")
+            or benchmark.get("request_totals")
+            or _mapping(benchmark.get("run_stats")).get("requests_made")
+        )
         config = _mapping(benchmark.get("config"))
         arguments = _mapping(benchmark.get("args"))
         strategy = _mapping(config.get("strategy") or arguments.get("strategy"))
         kind = str(strategy.get("type_") or "")
         streams = count(strategy.get("streams")) or (1 if kind == "synchronous" else None)
         good = count(totals.get("successful"))
+        incomplete = count(totals.get("incomplete"))
         outputs = part("output_token_count")
         prompts = part("prompt_token_count")
         rate = number(strategy.get("rate")) if kind in ("constant", "poisson") else None
@@ -548,7 +553,7 @@ def _guidellm(data: dict[str, Any]) -> Iterator[tuple[BenchRow, Details]]:
             streaming=True if part("time_to_first_token_ms") else None,
             completed=good,
             failed=count(totals.get("errored")),
-            requested=count(totals.get("total")),
+            requested=_without(count(totals.get("total")), incomplete),
             request_rate_per_s=rate,
             request_rate_unlimited=False if rate else (True if kind == "throughput" else None),
             max_concurrency=streams or count(strategy.get("max_concurrency")),
@@ -564,9 +569,13 @@ def _guidellm(data: dict[str, Any]) -> Iterator[tuple[BenchRow, Details]]:
             ttft_ms=stats("time_to_first_token_ms"),
             tpot_ms=stats("inter_token_latency_ms"),
         )
-        incomplete = count(totals.get("incomplete"))
         faults = (f"{incomplete} requests were still running at the end and count nowhere",) if incomplete else ()
         yield row, Details(not_numbers=tuple(not_numbers), faults=faults)
+
+
+def _without(total: int | None, incomplete: int | None) -> int | None:
+    """Requests that ended: those cut off by the end of the run neither succeeded nor failed."""
+    return total - (incomplete or 0) if total is not None and total >= (incomplete or 0) else total
 
 
 def _inference_perf(data: dict[str, Any]) -> tuple[BenchRow, Details]:
@@ -702,8 +711,8 @@ _LATENCY_FIELD = {
     "client queue time": "client_queue_ms",
 }
 _LINE = re.compile(r"\s*(?:[#>|]\s?)?\s*([A-Za-z][A-Za-z0-9 ()/%.-]{2,50}?)\s*:\s+(\S[^|]*?)\s*\|?\s*$")
-_UNIT = re.compile(r"\s*\((?:s|ms|req/s|tok/s|rps|tokens/s)\)\s*$", re.IGNORECASE)
-_TITLE = re.compile(r"={4,}\s*Serving Benchmark Result\s*={4,}")
+_UNIT = re.compile(r"\s{0,20}\((?:s|ms|req/s|tok/s|rps|tokens/s)\)\s*$", re.IGNORECASE)
+_TITLE = re.compile(r"={4}\s{0,80}Serving Benchmark Result\s{0,80}={4}")
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(?:[ =]+((?!--)[^\s\\]+))?")
 _ARGUMENT = re.compile(r"\b([a-z_]+)=('[^']*'|\"[^\"]*\"|[^,()\s]+)")
 _LISTED = r"\d{1,12}(?:\.\d{1,9})?(?:\s?(?:ms|s|tok/s)\b)?"
@@ -902,8 +911,8 @@ def _throughput_lines(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
             )
 
 
-_SECTION = re.compile(r"^\s*={3,}\s*(.*?)\s*={3,}\s*$")
-_PAIRS = re.compile(r"([A-Za-z][\w./]*)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|%)?(?![\w.])")
+_SECTION = re.compile(r"^\s*={3,}\s*([^=\s](?:.*[^=\s])?)\s*={3,}\s*$")
+_PAIRS = re.compile(r"(?<![\w./])([A-Za-z][\w./]{0,60})\s{0,20}=\s{0,20}([0-9]+(?:\.[0-9]+)?)\s*(ms|s|%)?(?![\w.])")
 _RUN_LABEL = re.compile(r"^\s*([A-Za-z][\w -]{0,30}?)\s*[-_# ]?(\d{1,9})(?:\s*:)?\s+(?=[A-Za-z])")
 _RUN_FIELDS = {
     "wall": "duration_s",
@@ -1036,16 +1045,35 @@ def _runs_row(
 
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
-    (r"^(c|conc\w*|concurrency|streams|users)$", "max_concurrency"),
+    (r"^(c|conc\w*|concurrency|streams|users|(max |#)?(conc\w*|parallel) ?(requests|req)?|batch( size)?)$", "max_concurrency"),
     (r"aggregate|output tok|^tok/s$|^t/s$|throughput.*tok|agg", "output_tokens_per_s"),
     (r"^test$|^name$|^label$", "label"),
-    (r"^ttft.*s\)?$|^ttft", "ttft_ms"),
-    (r"^tpot", "tpot_ms"),
     (r"^(wall|duration)", "duration_s"),
     (r"^(output )?tokens$", "output_tokens"),
     (r"^(req/s|requests/s|rps)$", "requests_per_s"),
     (r"^ok$|^success", "_ok"),
 )
+#: `Mean TTFT (ms)`, `P99 ITL`, `TTFT p50 (s)`: the statistic stands before or behind, and is the mean where none is named.
+_LATENCY_COLUMN = re.compile(
+    r"^(?:(?P<before>mean|avg|average|median|p50|p90|p95|p99|max|min|std)\.? )?"
+    r"(?P<what>ttft|tpot|itl|e2e(?: latency)?|e2el|latency|time to first token|time per output token|inter-token latency)"
+    r"(?:[ _](?P<behind>mean|avg|average|median|p50|p90|p95|p99|max|min|std))?(?:\b.*)?$"
+)
+_LATENCY_FIELDS = {
+    "ttft": "ttft_ms", "time to first token": "ttft_ms", "tpot": "tpot_ms", "time per output token": "tpot_ms",
+    "itl": "itl_ms", "inter-token latency": "itl_ms", "e2e": "e2e_ms", "e2el": "e2e_ms", "e2e latency": "e2e_ms",
+    "latency": "e2e_ms",
+}  # fmt: skip
+_STAT_WORDS = {"avg": "mean", "average": "mean", "p50": "median"}
+
+
+def _column(cell: str) -> str | None:
+    """The field that a column's title names; a latency as `field:statistic`."""
+    match = _LATENCY_COLUMN.match(cell)
+    if match:
+        stat = match["before"] or match["behind"] or "mean"
+        return f"{_LATENCY_FIELDS[match['what']]}:{_STAT_WORDS.get(stat, stat)}"
+    return next((field for pattern, field in _COLUMNS if re.search(pattern, cell)), None)
 
 
 def _pipe_table(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
@@ -1057,10 +1085,9 @@ def _pipe_table(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
             header = None
             continue
         if header is None:
-            names = [
-                next((field for pattern, field in _COLUMNS if re.search(pattern, cell.lower())), None) for cell in cells
-            ]
-            if sum(name is not None for name in names) >= 2 and ("output_tokens_per_s" in names or "ttft_ms" in names):
+            names = [_column(cell.lower()) for cell in cells]
+            told = sum(name is not None for name in names) >= 2
+            if told and any(name == "output_tokens_per_s" or (name or "").startswith("ttft_ms") for name in names):
                 header = names
                 seconds = [bool(re.search(r"\bs\b", cell.lower())) for cell in cells]
             continue
@@ -1077,8 +1104,12 @@ def _pipe_table(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
                 }
             elif name == "_ok" and count(cell) is not None:
                 fields["completed"] = count(cell)
-            elif name in ("ttft_ms", "tpot_ms") and number(cell) is not None:
-                fields[name] = Stats(mean=float(number(cell) or 0) * (1e3 if in_seconds else 1))
+            elif name and ":" in name:
+                latency, stat = name.split(":")
+                value = number(cell)
+                if value is not None:
+                    held = fields.get(latency, Stats())
+                    fields[latency] = held.model_copy(update={stat: value * (1e3 if in_seconds else 1)})
             elif name == "label":
                 fields["label"] = cell[:100]
             elif name and name != "_ok":
@@ -1086,5 +1117,5 @@ def _pipe_table(lines: list[str]) -> Iterator[tuple[BenchRow, Details]]:
                 value = count(cell) if name in _COUNTS else number(cell)
                 if value is not None:
                     fields[name] = value
-        if {"output_tokens_per_s", "ttft_ms", "requests_per_s"} & set(fields):
+        if {"output_tokens_per_s", "ttft_ms", "requests_per_s"} & fields.keys():
             yield BenchRow(**fields), Details(lines=(number_,))

@@ -169,7 +169,7 @@ def _reading(row: BenchRow, details: Details) -> BenchReading:
     same = abs(e2e - ttft) <= 0.005 * e2e if e2e and ttft is not None else None
     several = per_request is not None and per_request > 1.5
     streaming = row.streaming
-    if streaming is None and ttft is not None:
+    if streaming is None and ttft is not None and row.completed != 0:
         if ttft == 0 or (same and several):
             streaming = False
         elif same is False or (tpot or itl):

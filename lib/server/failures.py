@@ -186,11 +186,12 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "no_kernel_image",
-        "no kernel image",
-        r"no kernel image is available for execution on the device",
+        "",
+        r"no kernel image is available for execution on the device|device kernel image is invalid|HIP error: invalid "
+        r"device function|ptxas fatal +: Value '(?P<arch>sm_\w+)' is not defined|Unknown CUDA arch|no SASS for this GPU",
         "crash",
         "cause",
-        "the wheel holds no kernels for this GPU's architecture",
+        "the wheels or their compiler have no kernels for this GPU's architecture",
         "install wheels built for this GPU's compute capability (sgl-kernel, torch, flashinfer)",
         "sgl-project/sglang#7249",
         unsupported=True,
@@ -210,7 +211,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         "no_cuda_device",
         "",
-        r"No CUDA GPUs are available|Found no NVIDIA driver|Torch not compiled with CUDA enabled|CUDA driver version "
+        r"No CUDA GPUs are available|could not select device driver|NVIDIA driver on your system is too old|PTX was "
+        r"compiled with an unsupported toolchain|CUDA-capable device\(s\) is/are busy"
+        r"|Found no NVIDIA driver|Torch not compiled with CUDA enabled|CUDA driver version "
         r"is insufficient"
         r"|no CUDA-capable device is detected|Can(?:no|')t (?:find|detect) any (?:CUDA|GPU)|No accelerator \(CUDA",
         "crash",
@@ -402,9 +405,8 @@ SIGNATURES: tuple[Signature, ...] = (
     # ---- wrong numbers
     Signature(
         "nan",
-        "NaN",
-        r"Assertion '?NaN detected|NaN detected! |NaN happened|NaN in the logits|Assertion `?probability tensor "
-        r"contains",
+        "",
+        r"Assertion '?NaN detected|NaN detected! |NaN happened|NaN in the logits|probability tensor contains",
         "numerical_nan",
         "cause",
         "NaN in the logits: a kernel computes wrong numbers",
@@ -689,7 +691,30 @@ SIGNATURES: tuple[Signature, ...] = (
         "sgl-project/sglang#10856, #22511",
         needs=("whether requests complete", "py-spy dump of scheduler and detokenizer"),
     ),
+    Signature(
+        "peer_timeout",
+        "Timed out waiting",
+        r"Timed out waiting (?P<milliseconds>\d{1,12})ms for (?:recv|send) operation",
+        "hang",
+        "hang",
+        "a peer did not answer: ranks wait for each other",
+        "look in the other ranks' and nodes' logs for the one that stopped first",
+        "gloo",
+        needs=("the logs of the other ranks and nodes", "py-spy dumps of all ranks"),
+    ),
     # ---- symptoms: something else failed first
+    Signature(
+        "peers_missing",
+        "waiting for clients",
+        r"Timed out after \d{1,9} seconds waiting for clients\. (?P<joined>\d{1,9})/(?P<expected>\d{1,9}) clients joined",
+        "secondary_failure",
+        "symptom",
+        "only {joined} of {expected} nodes or ranks came: the others did not start or cannot reach this one",
+        "read the missing nodes' logs; check --dist-init-addr, --nnodes, --node-rank and the firewall",
+        "torch.distributed",
+        phase="distributed_init",
+        needs=("the logs of the other ranks and nodes",),
+    ),
     Signature(
         "peer_closed",
         "",
@@ -900,6 +925,12 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "autotune",
     "NVLink error",
     "hardware exception",
+    "Error response from daemon",
+    "probability tensor",
+    "kernel image",
+    "Timed out",
+    "[Errno",
+    "ptxas fatal",
 )
 _NEEDLE = re.compile("|".join(re.escape(n) for n in FAILURE_NEEDLES))
 
@@ -918,6 +949,8 @@ _HARMLESS = re.compile(
     r"| disabled: |OpenAIServing\w+ init failed"
 )
 
+#: Uvicorn's and docker's own way to say that they stop.
+_ERROR_LINE = re.compile(r"ERROR: +\[Errno \d+\]|(?:docker: )?Error response from daemon: ")
 _VLLM_ERROR = re.compile(r"ERROR \d\d-\d\d \d\d:\d\d:\d\d")
 
 MAX_EVENTS = 400
@@ -1058,9 +1091,9 @@ class FailureReader:
         exception = _EXCEPTION.match(text)
         if row is None and exception and exception.group("type").endswith("Warning"):
             return
-        if row is not None and row.id in _ONLY_AS_EXCEPTION and not exception:
+        if row is not None and row.id in _ONLY_AS_EXCEPTION and not exception and not _ERROR_LINE.match(text):
             return
-        if row is None and not (exception and not line.stamped):
+        if row is None and not (exception and (not line.stamped or _VLLM_ERROR.search(line.quote[:200]))):
             if " graph failed: " in text:
                 self._add(_Event(line, None, None, text, self.phase, True, self._order))
             return
@@ -1244,6 +1277,8 @@ class FailureReader:
         values = _values(root)
         ranks = [e.line.rank for e in sorted(causes or [root], key=lambda e: e.order) if e.line.rank]
         phase = row.phase if row and row.phase else root.phase
+        if row and row.id == "port_taken" and root.phase == "distributed_init":
+            phase = root.phase  # the port of the ranks' rendezvous, not the HTTP server's
         startup = None
         if phase is not None:
             startup = phase == "arguments" or (phase in PHASES and PHASES.index(phase) < STARTUP_END)
@@ -1588,6 +1623,41 @@ def classify(log_or_lines: Any, exit_code: int | None = None, ready: bool | None
                 reader.saw_phase(phase.name, line)
             reader.feed(line)
     return redact_object(reader.finish(exit_code, ready), sorted(secrets))
+
+
+#: Roles of a row for a reader: group title, and what the role means.
+_ROLES: dict[str, tuple[str, str]] = {
+    "cause": ("Causes", "the first of these that is fatal is the root cause"),
+    "hang": ("Hangs", "taken as the failure where no cause is in the log"),
+    "symptom": ("Symptoms", "something else failed first; named as evidence, never as the cause"),
+}
+
+
+def failures_markdown() -> str:
+    """docs/failures.md: every failure that is recognised, how it looks, what it is and what to do."""
+    out = [
+        "# Failures",
+        "",
+        "Generated by `lib.server.failures.failures_markdown()` from the table in `lib/server/failures.py`; do not "
+        "edit.",
+        "Of the lines of a dying server the first fatal one that is no symptom is the root cause. A message that the "
+        "rules of",
+        "[backends](backends.md) know (an argument that a version refuses) is recognised too, and any other exception "
+        "is class",
+        "`crash` with its own text as the cause. `*`: a device, kernel or package is missing on this machine "
+        "(`unsupported_here`).",
+    ]
+    for role, (title, meaning) in _ROLES.items():
+        out += ["", f"## {title}", "", f"{meaning[0].upper()}{meaning[1:]}.", ""]
+        out += ["| id | class | pattern | what it is | do | do not | source |", "|" + "---|" * 7]
+        for row in SIGNATURES:
+            if row.role == role:
+                cells = [f"{row.id}{' *' if row.unsupported else ''}", row.failure_class, f"`{row.pattern}`", row.cause]
+                cells += [row.do, row.do_not or "", row.source]
+                out.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    out += ["", "## Outcomes", "", "| class | outcome of a trial |", "|---|---|"]
+    out += [f"| {name} | {outcome} |" for name, outcome in _OUTCOMES.items()]
+    return "\n".join(out) + "\n"
 
 
 def _with_exit_code(log: Any, exit_code: int | None, ready: bool | None) -> Failure | None:

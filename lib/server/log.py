@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from lib.model.published import dtype_by_geometry
 from lib.server.failures import Failure, FailureReader
 from lib.server.lines import (
     MAX_LINE_BYTES,
@@ -847,9 +848,9 @@ class LogReader:
             length = MAX_MODEL_LEN.search(text)
             if length:
                 self.args.setdefault("max_model_len", int(length["len"] or length["len2"]))
-            if "Loading weights took" in text or "Model loading took" in text:
-                size = re.search(rf"Model loading took ({NUM}) ?GiB", text)
-                took = re.search(rf"took (?:{NUM} GiB[\w ]* and )?({NUM}) s", text)
+            if "weights took" in text or "Model loading took" in text:
+                size = re.search(rf"(?:Model loading|model weights) took ({NUM}) ?Gi?B", text)
+                took = re.search(rf"took (?:{NUM} Gi?B[\w ]* and )?({NUM}) s", text)
                 self._keep(
                     "weights",
                     (line, {"elapsed": took.group(1) if took else "", "mem usage": size.group(1) if size else ""}),
@@ -946,7 +947,7 @@ class LogReader:
         capacity = self._capacity()
         failure = self.failures.finish()
         version = self._version()
-        kv = self._kv_summary(pools, totals)
+        kv = self._kv_summary(pools, totals, next((w.model_class for w in weights if w.model_class), None))
         ends = [gib for _, gib in self.facts["pool_end"] if gib is not None]
         speculation = self._speculation(version)
         slots = (
@@ -1257,7 +1258,9 @@ class LogReader:
             rank=line.rank,
         )
 
-    def _kv_summary(self, pools: Sequence[KvPool], totals: Sequence[PoolTotal]) -> KvSummary | None:
+    def _kv_summary(
+        self, pools: Sequence[KvPool], totals: Sequence[PoolTotal], model_class: str | None
+    ) -> KvSummary | None:
         real = [p for p in pools if not p.upper_bound] or list(pools)
         target = [p for p in real if p.role == "target"]
         if not target and not totals and not self.using_dtype:
@@ -1274,9 +1277,13 @@ class LogReader:
         dtype = sorted(dtypes)[0] if len(dtypes) == 1 else (" and ".join(sorted(dtypes)) or None)
         tokens = {p.tokens for p in full} or {t.full_tokens for t in totals if t.full_tokens}
         eight_bit = None if dtype is None else ("float8" in dtype and "kv_scale_loaded" not in self.notices)
+        by_geometry = None if dtypes else self._dtype_by_geometry(model_class, full, totals)
+        if by_geometry is not None:
+            dtype = by_geometry[0]
         return KvSummary(
             dtype=dtype,
-            dtype_known_by="line" if dtypes else "not_known",
+            dtype_known_by="line" if dtypes else "arithmetic" if by_geometry else "not_known",
+            dtype_if_model_is=by_geometry[1] if by_geometry else [],
             tokens=min(tokens) if tokens else None,
             target_gib_per_rank=_rounded(target_gib),
             draft_gib_per_rank=_rounded(draft_gib),
@@ -1285,6 +1292,31 @@ class LogReader:
             ranks_differ=len(tokens) > 1,
             eight_bit_without_scales=eight_bit,
         )
+
+    def _dtype_by_geometry(
+        self, model_class: str | None, full: Sequence[KvPool], totals: Sequence[PoolTotal]
+    ) -> tuple[str, list[str]] | None:
+        """The KV dtype with which published checkpoints of the log's model class explain its pool sizes."""
+        sizes = self._sizes()
+        tp, pp, dp = (sizes[name] or 1 for name in ("tp_size", "pp_size", "dp_size"))
+        ranks_unknown = sizes["tp_size"] is None and any(rank_tag(rank, "TP") is not None for rank in self.ranks)
+        if model_class is None or pp > 1:
+            return None
+        heads_shared_by: int | None = max(1, tp // dp) if self.args.get("enable_dp_attention") else tp
+        if ranks_unknown:
+            heads_shared_by = None
+        for total in totals:
+            if total.full_tokens and total.swa_tokens:
+                slack = max(0.005, 0.002 * total.gib)
+                low, high = ((total.gib + sign * slack) * (1 << 30) for sign in (-1, 1))
+                return dtype_by_geometry(
+                    model_class, heads_shared_by, pools=(low, high, total.full_tokens, total.swa_tokens)
+                )
+        for pool in full:
+            if pool.bytes_per_token_low and pool.bytes_per_token_high:
+                bounds = (pool.bytes_per_token_low, pool.bytes_per_token_high)
+                return dtype_by_geometry(model_class, heads_shared_by, per_token=bounds)
+        return None
 
     def _capacity(self) -> Capacity | None:
         if self.capacity is None:

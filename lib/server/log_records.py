@@ -275,7 +275,12 @@ class KvSummary(Record):
     """The KV cache of ONE rank (all ranks hold the same number of tokens; sizes are not summed over ranks)."""
 
     dtype: str | None
-    dtype_known_by: str
+    dtype_known_by: str = Field(
+        description="line | arithmetic (published checkpoints of this class have it) | not_known"
+    )
+    dtype_if_model_is: list[str] = Field(
+        default=[], description="arithmetic: the published checkpoints that the pool sizes fit, all with this dtype"
+    )
     tokens: int | None = Field(description="capacity: the target's tokens, once")
     target_gib_per_rank: float | None
     draft_gib_per_rank: float | None

@@ -309,6 +309,8 @@ FOREIGN = (
 )
 
 WANTED: tuple[bytes, ...] = (
+    b"loading took",
+    b"weights took",
     b"server_args=",
     b"launch_server",
     b"sglang serve",
@@ -388,7 +390,7 @@ INTERESTING = re.compile(
 
 NUM = r"-?\d{1,15}(?:\.\d{1,15})?"
 KV_LINE = re.compile(
-    rf"(?:(?P<label>[A-Z][\w-]*(?: [\w-]+)??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: "
+    rf"(?:(?<![\w-])(?P<label>[A-Z][\w-]{{0,40}}(?: [\w-]{{1,40}})??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: "
     rf"(?:torch\.)?(?P<dtype>[\w]+), ?)?"
     rf"#tokens: (?P<tokens>\d[\d,]{{0,24}}), (?:K size: (?P<k>{NUM}) ?GB, V size: (?P<v>{NUM}) ?GB|KV size: "
     rf"(?P<kv>{NUM}) "
@@ -409,7 +411,7 @@ MAMBA_LINE = re.compile(
     rf"(?P<iconv>{NUM}) ?GB)?"
 )
 LOAD_END = re.compile(r"Load weight end\.")
-PAIR = re.compile(r"([A-Za-z_][\w ]*?)=([^,\s]+)")
+PAIR = re.compile(r"([A-Za-z_][\w ]{0,60}?)=([^,\s]+)")
 GRAPH = re.compile(
     r"^Capture (?P<name>[\w -]*?) ?(?P<device>cuda|CUDA|cpu|CPU|npu|NPU|xpu|XPU) ?[Gg]raphs? (?P<what>begin|end)"
     r"\b(?P<rest>.*)"

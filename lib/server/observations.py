@@ -12,6 +12,7 @@ from typing import Any
 
 from lib.records import Record
 from lib.server.failures import Failure, classify
+from lib.server.garbage import output_signs
 from lib.server.redact import redact_object
 
 _MIN_GARBAGE_CHARS = 8
@@ -29,7 +30,8 @@ class NodesFailure(Record):
 
 
 def garbage_signal(text: str) -> str | None:
-    """What makes a text garbage, or None: one character repeated, replacement characters, or one short unit repeated.
+    """What makes a text garbage, or None: one character, unit or phrase repeated, replacement characters, or scripts
+    mixed within a phrase.
 
     A text of fewer than 8 characters is not judged. Garbage is served with HTTP 200 by a healthy server, so only
     the text
@@ -55,7 +57,12 @@ def garbage_signal(text: str) -> str | None:
                 at -= size
             if repeated >= 8 and repeated * size >= 0.9 * len(dense):
                 return "short_unit_repeated"
-    return None
+    signs = output_signs(text)
+    if not signs:
+        return None
+    if signs[-1].startswith("scripts mixed"):
+        return "scripts_mixed"
+    return "replacement_characters" if "replacement characters" in signs[0] else "piece_repeated"
 
 
 def answer_text(answer: Any) -> str:
@@ -68,8 +75,8 @@ def answer_text(answer: Any) -> str:
         for key in ("choices", "message", "delta"):
             if key in answer:
                 return answer_text(answer[key])
-        for key in ("content", "text", "output", "reasoning_content"):
-            if isinstance(answer.get(key), str):
+        for key in ("content", "text", "output", "reasoning_content", "reasoning"):
+            if isinstance(answer.get(key), str) and answer[key]:
                 return str(answer[key])
     return ""
 
@@ -178,7 +185,7 @@ def classify_events(events: Iterable[str]) -> Failure | None:
     return redact_object(failure)
 
 
-_SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) ?(?:tok(?:ens?)?/s|token/s)")
+_SPEED = re.compile(r"(?<![\d.])(?P<speed>\d{1,9}(?:\.\d{1,9})?) ?(?:tok(?:ens?)?/s|token/s)")
 _BELOW = re.compile(r"(?P<what>accept(?:ance)? (?:rate|len(?:gth)?)) (?:below|under|<) ?(?P<limit>\d+(?:\.\d+)?)")
 
 

@@ -85,7 +85,7 @@ _TOKEN_MEMBER = re.compile(
     r"""(?P<sep>["'](?i:token)["'][ \t]*:[ \t]*["'])(?P<value>(?=[\w.-]*\d)(?=[\w.-]*[A-Za-z])[\w.-]{20,})(?=["'])"""
 )
 _SHAPES = re.compile(
-    r"(?<![A-Za-z0-9])(?P<value>hf_[A-Za-z0-9]{16,}|sk-(?=[\w-]*\d)[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
+    r"(?<![A-Za-z0-9])(?P<value>hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}"
     r"|(?:AKIA|ASIA)[0-9A-Z]{16}|xox[abeprs]-[\w-]{10,}|glpat-[\w-]{16,}|nvapi-[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
 )
 _PRIVATE_KEY = re.compile(r"(?P<sep>-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(?P<value>[\s\S]*?)(?=-----END|\Z)")
@@ -98,6 +98,19 @@ _HINTS = (
     "bearer-token", "refresh-token", "session-token", "security-token", "api-token", "github-token", "gitlab-token",
     "wandb-token", "slack-token", "&sig", "?sig", "pwd",
 )  # fmt: skip
+
+
+#: For a short text one pattern is faster than a search for each hint; for a long one it is the other way round.
+_HINT = re.compile("|".join(map(re.escape, _HINTS)))
+_SHORT_TEXT = 64
+
+
+def _has_hint(text: str) -> bool:
+    """Whether any of the patterns can match: what runs on every line and word."""
+    lowered = text.lower()
+    if len(lowered) <= _SHORT_TEXT:
+        return _HINT.search(lowered) is not None
+    return any(hint in lowered for hint in _HINTS)
 
 
 def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
@@ -113,8 +126,7 @@ def redact_text(text: str, secrets: Iterable[str] = ()) -> str:
     exact = _exact_pattern(tuple(sorted({s for s in secrets if s})))
     if exact is not None:
         text = exact.sub(REDACTED, text)
-    lowered = text.lower()
-    if not any(hint in lowered for hint in _HINTS):
+    if not _has_hint(text):
         return text
     for _ in range(_MAX_PASSES):
         once = text
@@ -176,6 +188,8 @@ def _redact_patterns(text: str, found: list[str] | None) -> str:
         return match[0][:start] + _hide(value) + re.sub(r"\S+", REDACTED, more) + tail
 
     def shaped(match: re.Match[str]) -> str:
+        if match["value"].startswith("sk-") and not re.search(r"\d", match["value"]):
+            return match[0]  # a word such as sk-learn-compatible-something
         if found is not None:
             found.append(match["value"])
         prefix = match.groupdict().get("sep") or ""
@@ -230,6 +244,10 @@ def _hide(value: str) -> str:
     return opening[0] + REDACTED + (closing if closed else "")
 
 
+#: A longer value is no key that stands percent-encoded in a URL; a pattern for each of its characters takes seconds.
+_MAX_PERCENT = 512
+
+
 @functools.lru_cache(maxsize=64)
 def _exact_pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
     """One pattern for all exact values in all their encodings; the placeholder first, so that it is never cut up."""
@@ -241,7 +259,8 @@ def _exact_pattern(secrets: tuple[str, ...]) -> re.Pattern[str] | None:
         escaped += [html.escape(secret), shlex.quote(secret)[1:-1] if shlex.quote(secret) != secret else secret]
         escaped += [json.dumps(escaped[1])[1:-1]]
         forms.update(re.escape(form) for form in escaped if form)
-        forms.add("".join(_percent(char) for char in secret))
+        if len(secret) <= _MAX_PERCENT:
+            forms.add("".join(_percent(char) for char in secret))
     if not forms:
         return None
     return re.compile("|".join([REDACTED, *sorted(forms, key=lambda f: (-len(f), f))]))
@@ -256,7 +275,13 @@ def _percent(char: str) -> str:
     return f"(?:{re.escape(char)}|{encoded}{'|[+]' if char == ' ' else ''})"
 
 
-_SECRET_FLAG = re.compile(rf"--?[\w-]*?(?:(?i:{_ANY_CASE})|token)\Z")
+_SECRET_FLAG = re.compile(rf"--?[\w-]{{0,60}}?(?:(?i:{_ANY_CASE})|token)\Z")
+_MAX_FLAG = 100
+
+
+def _is_secret_flag(item: object) -> bool:
+    """Whether a word of a command line is a flag whose value is a secret."""
+    return isinstance(item, str) and len(item) <= _MAX_FLAG and _SECRET_FLAG.match(item) is not None
 
 
 def _walk(obj: Any, secrets: tuple[str, ...], hide: bool, depth: int) -> Any:
@@ -282,12 +307,14 @@ def _walk(obj: Any, secrets: tuple[str, ...], hide: bool, depth: int) -> Any:
             for key, value in obj.items()
         }
     if isinstance(obj, (list, tuple)):
+        if len(obj) > 8 and not hide and _all_plain(obj, secrets):
+            return type(obj)(*obj) if hasattr(obj, "_fields") else type(obj)(obj)
         items = []
         after_flag = False
         pair = len(obj) == 2 and isinstance(obj[0], (str, bytes)) and is_secret_name(_as_text(obj[0])) and not hide
         for index, item in enumerate(obj):
             items.append(again(item, hide or after_flag and not _is_flag(item) or (pair and index == 1)))
-            after_flag = isinstance(item, str) and _SECRET_FLAG.match(item) is not None
+            after_flag = _is_secret_flag(item)
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
     if isinstance(obj, (set, frozenset)):
         return type(obj)(again(item, hide) for item in obj)
@@ -300,6 +327,17 @@ def _walk(obj: Any, secrets: tuple[str, ...], hide: bool, depth: int) -> Any:
             obj, **{name: again(getattr(obj, name), hide or is_secret_name(name)) for name in fields}
         )
     return obj
+
+
+def _all_plain(items: list[Any] | tuple[Any, ...], secrets: tuple[str, ...]) -> bool:
+    """Whether a list of texts holds no hint and none of the secrets: one search for all of its words."""
+    if not all(isinstance(item, str) for item in items):
+        return False
+    joined = "\0".join(items)
+    if _has_hint(joined) or any("token" in item.lower() for item in items if item[:1] == "-"):
+        return False
+    exact = _exact_pattern(tuple(sorted({s for s in secrets if s})))
+    return exact is None or exact.search(joined) is None
 
 
 def _is_flag(item: object) -> bool:
@@ -318,7 +356,7 @@ def _collect(obj: Any, hide: bool, found: list[str], depth: int) -> None:
     if isinstance(obj, str):
         if hide and obj.strip() and not _IS_ABSENT.match(obj):
             found.append(obj)
-        elif not hide and any(hint in obj.lower() for hint in _HINTS):
+        elif not hide and _has_hint(obj):
             _redact_patterns(obj, found)
     elif isinstance(obj, (int, float)) and hide:
         found.append(str(obj))
@@ -328,7 +366,9 @@ def _collect(obj: Any, hide: bool, found: list[str], depth: int) -> None:
             secret = isinstance(key, str) and (is_secret_name(key) or (entry and key == "value"))
             _collect(value, hide or secret, found, depth + 1)
     elif isinstance(obj, (list, tuple, set, frozenset)):
+        if isinstance(obj, (list, tuple)) and len(obj) > 8 and not hide and _all_plain(obj, ()):
+            return
         after_flag = False
         for item in obj:
             _collect(item, hide or (after_flag and not _is_flag(item)), found, depth + 1)
-            after_flag = isinstance(item, str) and _SECRET_FLAG.match(item) is not None
+            after_flag = _is_secret_flag(item)

@@ -182,6 +182,10 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"kv_cache_dtype": "bfloat16", "kv_dtype_target": "float8_e4m3fn"},
         {"kv_cache_dtype": "bfloat16", "kv_dtype_target": "bfloat16"},
     ),
+    "X3": (
+        {"sglang_version": "0.5.11", "speculative_algorithm": "NEXTN", "recurrent": "gdn"},
+        {"sglang_version": "0.5.16", "speculative_algorithm": "NEXTN", "recurrent": "gdn"},
+    ),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lib.audit.checks import LEVELS, SEVERITIES, disagreements, output_hints, output_signs
-from lib.audit.evidence import flags_facts, log_facts, stated_facts
+from lib.audit.evidence import flags_facts, gather, log_facts, stated_facts
 from lib.audit.facts import FACTS, HOW_ORDER, Facts, dtype_family, make_fact, torch_dtype, version_key
 from lib.audit.rules import LINES, RULES, VOIDED_BY, AuditReport, audit, audit_of_fix, changeable, rules_markdown
 from lib.errors import BadInput
@@ -485,6 +485,7 @@ def test_a_change_that_does_not_start_is_not_safe(version: str, verdict: str) ->
     """extra_buffer_lazy with speculation on a hybrid model: refused up to 0.5.16 (recorded there), taken later."""
     known = read({
         "recurrent": "gdn", "speculative_algorithm": "NEXTN", "speculative_num_draft_tokens": 4,
+        "speculative_num_steps": 3, "speculative_eagle_topk": 1,
         "mamba_radix_cache_strategy": "extra_buffer", "disable_radix_cache": False, "sglang_version": version,
     })  # fmt: skip
     fix = audit_of_fix(known, {"mamba_radix_cache_strategy": "extra_buffer_lazy"})
@@ -531,3 +532,27 @@ def test_repetition_in_code_is_at_most_a_warning() -> None:
     assert output_hints(text) and not output_signs(text)
     finding = next(item for item in audit(read({"output_text": text})).findings if item.id == "G1")
     assert (finding.level, finding.verdict) == ("warning", "repetition_in_code") and "class" not in finding.values
+
+
+@pytest.mark.parametrize(("version", "verdict"), [("0.5.11", "does_not_start"), ("0.5.13.post1", "does_not_start"),
+                                                  ("0.5.16", None)])  # fmt: skip
+def test_the_algorithm_alone_does_not_start_on_a_hybrid_model(version: str, verdict: str | None) -> None:
+    """Only --speculative-algorithm NEXTN: up to 0.5.13 the default no_buffer is refused, before and after any change."""
+    known = read({"recurrent": "gdn", "speculative_algorithm": "NEXTN", "sglang_version": version})
+    assert where(audit(known), "X3") == ("fine" if verdict is None else "findings")
+    fix = audit_of_fix(known, {"kv_cache_dtype": "bfloat16"})
+    assert (fix.verdict == "does_not_start") is (verdict is not None)
+
+
+@pytest.mark.parametrize(("version", "starts"), [("0.5.11", False), ("0.5.18", True)])
+def test_a_value_is_held_against_the_version_that_is_known(version: str, starts: bool) -> None:
+    """mxfp8 became a choice with 0.5.16: on 0.5.11 argparse refuses it."""
+    known = gather(flags_facts("--kv-cache-dtype mxfp8"), stated_facts({"sglang_version": version}))
+    assert ("X3" in {item.id for item in audit(known).findings}) is not starts
+
+
+def test_what_was_seen_to_run_is_not_said_to_not_start() -> None:
+    """A process that shows its KV pool has started, whatever a rule predicts."""
+    known = read({"recurrent": "gdn", "speculative_algorithm": "NEXTN", "sglang_version": "0.5.11",
+                  "max_total_num_tokens": 1000})  # fmt: skip
+    assert "X3" in {item.id for item in audit(known).not_applicable}

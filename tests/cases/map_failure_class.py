@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lib.audit.evidence import flags_facts
 from lib.server.failures import Failure, classify
 from lib.server.observations import (
     classify_answer,
@@ -28,6 +29,23 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     seen = (folder / given["file"]).read_bytes().decode("utf-8", "replace") if "file" in given else given["text"]
     if isinstance(seen, str):
         return _of_log(seen)
+    return {**_asked(seen.get("args")), **_of_observation(seen)}
+
+
+#: The backends of a launch line in the order in which garbage or a crash is blamed on them.
+BACKENDS = ("moe_runner_backend", "fp4_gemm_runner_backend", "attention_backend")
+
+
+def _asked(args: Any) -> dict[str, Any]:
+    """What the launch line asks for, under SGLang's own names, and the backend that a report is about."""
+    if not isinstance(args, str):
+        return {}
+    asked = {fact.name: fact.value for fact in flags_facts(args) if fact.how == "asked"}
+    backend = next((asked[name] for name in BACKENDS if name in asked), None)
+    return asked | ({"backend": backend} if backend else {})
+
+
+def _of_observation(seen: dict[str, Any]) -> dict[str, Any]:
     if "events" in seen:
         return _names(classify_events(seen["events"]))
     if "observed" in seen:
@@ -78,6 +96,7 @@ def _names(failure: Failure | None) -> dict[str, Any]:
         "healthy_tok_s": values.get("healthy_tok_s"),
         "degraded_tok_s": values.get("degraded_tok_s"),
         "threshold_used": values.get("threshold"),
+        "restored_by": "restart" if values.get("restored_by_restart") else None,
     }
     if "ok_before_hang" in values:
         qps = values.get("qps")

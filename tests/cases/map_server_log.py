@@ -106,6 +106,12 @@ def _vllm(log: ServerLog, name: str) -> Any:
     return rows[-1] if rows else None
 
 
+def _vllm_tokens(log: ServerLog) -> Any:
+    """Capacity of a vLLM server: the printed tokens where they agree with the printed concurrency, else what it implies."""
+    agrees = _vllm(log, "consistent") is not False
+    return (agrees and _vllm(log, "printed_tokens")) or _vllm(log, "real_token_capacity") or _vllm(log, "tokens")
+
+
 def _vllm_speculation(name: str) -> Callable[[ServerLog], Any]:
     return lambda log: getattr(log.vllm_speculation[-1], name) if log.vllm_speculation else None
 
@@ -138,6 +144,12 @@ def _minimum(log: ServerLog) -> dict[str, float] | None:
     return {"with_mtp" if drafts else "without_mtp": log.mem_fraction_floor}
 
 
+def _beside_the_kv_dtype(log: ServerLog) -> bool | None:
+    """True where memory ran out in a draft's pool after the target's, which the KV dtype sizes, was complete."""
+    ran_out = log.failure is not None and log.failure.failure_class == "oom_at_startup"
+    return True if ran_out and "each_draft_pool" in log.memory_of_parts_gib else None
+
+
 #: name in a case -> where it stands in the record
 TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "engine": lambda log: log.engine,
@@ -165,10 +177,11 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "minimum_viable": _minimum,
     # KV cache: of one rank
     "kv_dtype": _kv("dtype"),
-    "tokens": _kv("tokens"),
-    "usable_tokens": _kv("tokens"),
-    "capacity": _kv("tokens"),
-    "kv_gib": _kv("target_gib_per_rank"),
+    "kv_dtype_derived": lambda log: log.kv.dtype if log.kv and log.kv.dtype_known_by == "arithmetic" else None,
+    "tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "usable_tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "capacity": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "kv_gib": lambda log: _kv("target_gib_per_rank")(log) or _vllm(log, "kv_gib"),
     "kv_gib_per_rank": _kv("target_gib_per_rank"),
     "kv_gib_total": _kv("total_gib_per_rank"),
     "total_gib": lambda log: _total(log, "gib") or (log.kv.total_gib_per_rank if log.kv else None),
@@ -240,5 +253,6 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "exit_code": _failure("exit_code"),
     "exit_signal": _failure("exit_signal"),
     "not_oom": lambda log: not log.failure.out_of_memory if log.failure else None,
+    "kv_dtype_is_not_the_cause": _beside_the_kv_dtype,
     "profiled_tokens": _failure_value("profiled_tokens"),
 }

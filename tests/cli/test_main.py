@@ -100,3 +100,10 @@ def test_no_option_can_be_shortened() -> None:
     parsers = walk(build_parser())
     assert len(parsers) > 8
     assert not [p.prog for p in parsers if p.allow_abbrev]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("arguments", ["--help", "inspect --help", "inspect log --help"])
+def test_help_that_cannot_be_written_is_not_done(arguments: str) -> None:
+    """argparse drops the error of a full disk and exits with 0; the command says so and exits with 1."""
+    done = shell(f"workbook {arguments} > /dev/full")
+    assert done.returncode == 1 and "cannot write the output" in done.stderr

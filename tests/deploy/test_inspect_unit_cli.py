@@ -146,11 +146,17 @@ def test_a_wrong_file_with_a_secret(tmp_path: Path, capsys: pytest.CaptureFixtur
              "2026-11-20T10:00:00+0000 host systemd[1]: Started x."],
 )  # fmt: skip
 def test_a_journal_in_the_place_of_the_unit(line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 2, and the option it belongs to."""
+    """It is read by itself; beside a second journal or a drop-in, exit 2 and the option it belongs to."""
     path = tmp_path / "x.log"
     path.write_text(f"{line}\n" * 3)
-    assert run(str(path)) == 2
-    assert "--journal" in capsys.readouterr().out
+    assert run(str(path), "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["unit"] is None and found["journal"]["lines"] == 3
+    assert run(str(path)) == 0
+    assert capsys.readouterr().out.startswith("journal: ")
+    for option in ("--journal", "--dropin"):
+        assert run(str(path), option, str(path)) == 2
+        assert "--journal" in capsys.readouterr().out
 
 
 def test_an_ignored_restart_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,14 @@ START = "ExecStart=/opt/venv/bin/python -m sglang.launch_server"
 BAD: list[tuple[str, str, str]] = [
     ("kill_mode_leaves_processes", "error", changed("Type=exec", "Type=exec\nKillMode=process")),
     ("kill_mode_leaves_processes", "error", changed("Type=exec", "Type=exec\nKillMode=none")),
+    ("watchdog_never_fed", "error", changed("Type=exec", "Type=exec\nWatchdogSec=30")),
+    ("restart_misses_crash", "warning", changed("Restart=on-failure", "Restart=on-watchdog")),
+    ("restart_misses_crash", "warning", changed("Restart=on-failure", "Restart=on-abnormal")),
+    (
+        "secret_expanded_on_command_line",
+        "warning",
+        changed(START, "ExecStart=/bin/sh -c 'exec python -m sglang.launch_server --api-key $API_KEY' x"),
+    ),
     ("no_final_kill", "error", changed("Type=exec", "Type=exec\nSendSIGKILL=no")),
     ("no_drain", "warning", changed("Type=exec", "Type=exec\nKillSignal=SIGKILL")),
     ("no_drain", "warning", changed("Type=exec", "Type=exec\nExecStop=/bin/kill -9 $MAINPID")),
@@ -216,6 +224,15 @@ FINE = {
     "hex and specifiers": changed("--port 30000", "--port 30000 --name %H-%%-\\x41"),
     "literal dollar": changed("--port 30000", "--port 30000 --x $$HOME ${PORT}"),
     "gpu opened": changed("Type=exec", "DevicePolicy=closed\nDeviceAllow=char-nvidia* rw\nProtectClock=yes"),
+    "podman as it generates units": "[Unit]\nAfter=network-online.target\nWants=network-online.target\nStartLimitIntervalSec=3600\n"
+    "[Service]\nType=notify\nNotifyAccess=all\nRestart=on-failure\nRestartSec=60\n"
+    "TimeoutStopSec=180\nExecStart=/usr/bin/podman run --rm --sdnotify=conmon --replace -d --name s "
+    "lmsysorg/sglang:v0.5.16 python3 -m sglang.launch_server --model-path /m\nExecStop=/usr/bin/podman stop -t 60 s\n"
+    "[Install]\nWantedBy=multi-user.target\n",
+    "watchdog switched off": changed("Type=exec", "Type=exec\nWatchdogSec=0"),
+    "a key handed on in the environment": changed(
+        START, "ExecStart=/bin/sh -c 'API_KEY=$SOME_API_KEY exec python -m sglang.launch_server' x"
+    ),
     "shell that execs": changed(START, "ExecStart=/bin/bash -c 'source /x && exec python -m sglang.launch_server' x"),
     "extension": changed("[Install]", "[X-Ours]\nAnything=goes\n[Install]"),
     "semicolon comment": changed("# what", "; what"),

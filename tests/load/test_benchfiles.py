@@ -582,3 +582,30 @@ def test_an_impossible_file(changes: dict[str, Any], finding: str) -> None:
 def test_a_possible_file(changes: dict[str, Any]) -> None:
     """Counts and lists that fit each other are no error; a failed request stands in the lists too."""
     assert read_bench(json.dumps(sglang(**changes))).valid
+
+
+def test_guidellm_with_its_counts_in_run_stats() -> None:
+    """The 0.3 layout; requests that the end of the run cut off are no failures."""
+    made = {"successful": 480, "errored": 5, "incomplete": 11, "total": 496}
+    metrics = {"requests_per_second": {"successful": {"mean": 8.0}}, "time_to_first_token_ms": {"successful": {"mean": 95.0}},
+               "output_token_count": {"successful": {"mean": 128.0, "total_sum": 61440}}}  # fmt: skip
+    benchmark = {"duration": 60.0, "run_stats": {"requests_made": made}, "metrics": metrics}
+    report = read_bench(json.dumps({"metadata": {}, "benchmarks": [benchmark]}))
+    row = report.rows[0]
+    assert (row.completed, row.failed, row.requested) == (480, 5, 485)
+
+
+def test_a_table_with_statistics_in_its_titles() -> None:
+    """`P99 TTFT (ms)` is a TTFT's P99, whatever order the words have; seconds become milliseconds."""
+    text = "| Concurrency | Output tok/s | Mean TTFT (ms) | P99 TTFT (ms) | TPOT p50 (s) |\n|---|---|---|---|---|\n"
+    row = read_bench(text + "| 8 | 310.5 | 190 | 260 | 0.025 |\n").rows[0]
+    assert row.max_concurrency == 8 and row.ttft_ms is not None and row.tpot_ms is not None
+    assert (row.ttft_ms.mean, row.ttft_ms.p99, row.tpot_ms.median) == (190, 260, pytest.approx(25))
+
+
+def test_without_a_success_nothing_is_said_about_streaming() -> None:
+    """No request succeeded: a TTFT of 0 is no sign of answers that were not streamed."""
+    text = "=== Serving Benchmark Result ===\n".replace("===", "====") + "Successful requests: 0\nBenchmark duration (s): 3.2\n"
+    report = read_bench(text + "Total generated tokens: 0\nMean TTFT (ms): 0.00\nMean ITL (ms): 0.00\n")
+    assert {finding.id for finding in report.findings} >= {"failed_requests"}
+    assert "not_streamed" not in {finding.id for finding in report.findings}

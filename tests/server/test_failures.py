@@ -96,6 +96,8 @@ EXAMPLES: dict[str, str] = {
     "nccl_watchdog": "[rank6]:[F1019 01:14:03.35 ProcessGroupNCCL.cpp:1224] [PG 3 Rank 6] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress",
     "sglang_watchdog": "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
     "health_no_heartbeat": "Health check failed. Server couldn't get a response from detokenizer for last 20 seconds. tic start time: 05:49:14. last_heartbeat time: 05:42:53",
+    "peer_timeout": "RuntimeError: Timed out waiting 1800000ms for recv operation to complete",
+    "peers_missing": "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/2 clients joined.",
     "peer_closed": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [192.0.2.10]:24567",
     "scheduler_died": "RuntimeError: Rank 0 scheduler died during initialization (exit code: -6). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer.",
     "subprocess_crashed": "Subprocess scheduler_0 (pid=705) crashed with exit code 1. Triggering SIGQUIT for cleanup...",

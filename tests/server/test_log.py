@@ -22,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lib.model.published import dtype_by_geometry
 from lib.server import log_tables
 from lib.server.failures import classify
 from lib.server.lines import MAX_LINE_BYTES, lines_of, parse_line, seconds_between, split_messages
@@ -921,3 +922,40 @@ def test_cli_names_one_phase_and_no_negative_weights(tmp_path: Path, capsys: pyt
     path.write_text("\n".join(lines[:2]).replace("-30", "30"))
     out = run_cli([str(path)], capsys)[1]
     assert "last phase: loading_weights" in out and "weights: 30 GiB per rank" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "gib"),
+    [("Model loading took 28.4500 GiB and 21.10 seconds", 28.45), ("Model loading took 28.45 GiB memory and 21.1 seconds", 28.45),
+     ("Loading model weights took 14.9 GB", 14.9)],
+)  # fmt: skip
+def test_weights_of_vllm(text: str, gib: float) -> None:
+    """vLLM's line about its weights, as several versions write it, gets through the prefilter."""
+    head = b"INFO 05-01 19:20:00 [api_server.py:1896] vLLM API server version 0.11.0"
+    log = read_log([head, f"(Worker_TP0 pid=7) INFO 05-01 19:20:40 [gpu_model_runner.py:2653] {text}".encode()])
+    assert log.engine == "vllm" and log.weights_gib_per_rank == gib
+
+
+@pytest.mark.parametrize(
+    ("model_class", "tp", "per_token", "dtype"),
+    [
+        # 40 x 8 x 128 x 2 (K and V) x 2 B: Nemo 12B and Small 24B, both in 16 bits.
+        ("MistralForCausalLM", 1, 163840, "bfloat16"),
+        ("MistralForCausalLM", 2, 81920, "bfloat16"),
+        # 32 x 8 x 128 x 2 x 1 B: only the 8B in FP8; 16 x 8 x 64 x 2 x 2 B = 32,768 is the 1B.
+        ("LlamaForCausalLM", 1, 65536, "float8_e4m3fn"),
+        # 61 x 576 x 2 B, whatever the ranks.
+        ("DeepseekV3ForCausalLM", 8, 70272, "bfloat16"),
+        ("FooForCausalLM", 1, 163840, None),
+        ("MistralForCausalLM", 1, 99999, None),
+    ],
+)
+def test_dtype_by_published_geometry(model_class: str, tp: int, per_token: int, dtype: str | None) -> None:
+    """The dtype with which published checkpoints of a class explain a pool; None where none does."""
+    found = dtype_by_geometry(model_class, tp, per_token=(per_token * 0.998, per_token * 1.002))
+    assert (found and found[0]) == dtype
+
+
+def test_dtype_by_geometry_that_two_dtypes_explain_is_none() -> None:
+    """Mistral Large in FP8 has 88 x 8 x 128 x 2 B = 180,224 B, between none; Qwen3-30B BF16 at TP 4 equals none in FP8."""
+    assert dtype_by_geometry("Qwen3NextForCausalLM", 1, per_token=(12000.0, 25000.0)) is None  # 12,288 or 24,576
