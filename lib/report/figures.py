@@ -292,6 +292,80 @@ def _legend(figure: Chart, series: Mapping[str, Any]) -> None:
         figure.legend(handles, labels, loc="outside lower left", ncols=min(4, len(labels)))
 
 
+#: Panels of `by_depth`: key of a row, title, unit of bare numbers.
+DEPTH_PANELS: tuple[tuple[str, str, str], ...] = (
+    ("ttft_s", "Time to first token", "s"),
+    ("decode", "Decode rate of one request", "tok/s"),
+)
+
+
+def by_depth(
+    series: Mapping[str, Iterable[Any]],
+    *,
+    bounds: Sequence[str] = (),
+    panels: Sequence[tuple[str, str, str]] = DEPTH_PANELS,
+    title: str = "",
+) -> Chart:
+    """Return time to first token (logarithmic) and decode rate by context depth, one line a series, with 95% intervals.
+
+    Args:
+        series: name -> rows with `depth` (tokens) and, per panel, a `Measured` or a number in the panel's unit.
+        bounds: names of series that are predictions, drawn dashed and without points.
+        panels: (key, title, unit) of each panel.
+        title: one line above the figure.
+    """
+    taken = {name: list(rows) for name, rows in series.items()}
+    used = [
+        panel for panel in panels
+        if any(_number(_measured(_get(r, panel[0]), panel[2])) is not None for rows in taken.values() for r in rows)
+    ]  # fmt: skip
+    if not used:
+        return _nothing(title or "Time to first token and decode rate by depth", "no depth was measured")
+    words: list[str] = []
+    depths = sorted({float(_get(row, "depth")) for rows in taken.values() for row in rows})
+    with matplotlib.rc_context(_STYLE):
+        figure = _chart(4.4 * len(used), 3.3)
+        for axes, (key, heading, unit) in zip(figure.subplots(1, len(used), squeeze=False)[0], used, strict=True):
+            highest, lowest = 0.0, math.inf
+            for index, (name, rows) in enumerate(taken.items()):
+                points = [(float(_get(r, "depth")), _measured(_get(r, key), unit)) for r in rows]
+                drawn = sorted((p for p in points if _number(p[1]) is not None), key=lambda p: p[0])
+                if not drawn:
+                    continue
+                values = [float(_number(p) or 0.0) for _, p in drawn]
+                highest = max([highest, *values, *(p.high or 0.0 for _, p in drawn)])
+                lowest = min([lowest, *values])
+                if name in bounds:
+                    marker = "_" if len(drawn) == 1 else ""
+                    axes.plot(
+                        [d for d, _ in drawn], values, color=LIMIT_COLOUR, linestyle=(0, (5, 3)), linewidth=1.1,
+                        marker=marker, label=_label(name),
+                    )  # fmt: skip
+                else:
+                    _errorbar(axes, [d for d, _ in drawn], [p for _, p in drawn], 1.0, index, name)
+                listed = ", ".join(f"{d:,.0f} tokens: {shown(p).text(with_n=False)}" for d, p in drawn)
+                words.append(f"{heading} of {name}: {listed}")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(depths, [f"{d:,.0f}" for d in depths])
+            axes.set_xticks([], minor=True)
+            axes.set_xlabel("context (tokens)")
+            logarithmic = key.startswith("ttft") and lowest > 0
+            axes.set_title(_label(f"{heading} ({unit}{', log' if logarithmic else ''})"))
+            if logarithmic:
+                axes.set_yscale("log")
+                axes.set_ylim(lowest / 1.5, highest * 1.5)
+            else:
+                axes.set_ylim(0, highest * 1.12 if highest > 0 else 1)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        more = [(h, n) for h, n in zip(*figure.axes[-1].get_legend_handles_labels(), strict=True) if n not in labels]
+        figure.legend(
+            [*handles, *(h for h, _ in more)], [*labels, *(n for _, n in more)], loc="outside lower left", ncols=3
+        )
+        if title:
+            figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
+    return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
+
+
 def difference_by_position(
     buckets: Iterable[Any] | Mapping[str, Iterable[Any]],
     limits: Sequence[float] | float | None = None,
