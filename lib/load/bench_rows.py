@@ -104,7 +104,8 @@ def over_repeats(values: Sequence[Measured]) -> Measured:
     if not known:
         return values[0] if values else Measured(value=None, reason="not measured")
     missing = len(values) - len(known)
-    lost = f"{missing} of {len(values)} repeats have no value ({next(v.reason for v in values if v not in known)})"
+    why = next((v.reason for v in values if v not in known), None)
+    lost = f"{missing} of {len(values)} repeats have no value ({why})"
     if len(known) == 1:
         one = known[0]
         note = lost if missing else "" if len(values) > 1 else "one repeat"
