@@ -147,7 +147,9 @@ def device_of(run: NotebookRun, server: ServerHandle) -> tuple[Device, list[str]
     stated = {"bandwidth_bytes_per_s": params.bandwidth_bytes_per_s, "flops_per_s": params.flops_per_s}
     given = {k: v for k, v in stated.items() if v is not None}
     if given:
-        found = found.model_copy(update={**given, "source": f"{', '.join(given)}: stated in params; else {found.source}"})
+        found = found.model_copy(
+            update={**given, "source": f"{', '.join(given)}: stated in params; else {found.source}"}
+        )
     missing = [name for name in stated if getattr(found, name) is None]
     return found, [f"{name} of {found.name!r} is not known (set it in params)" for name in missing]
 
@@ -167,9 +169,14 @@ def attention_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint)
     )
     config = checkpoint.config.get("text_config") or checkpoint.config
     sparse = config.get("index_topk")
-    limits = {"mla": int(sparse) if isinstance(sparse, int) else None, "sliding_window": _window(layout.group("sliding_window"))}
+    limits = {
+        "mla": int(sparse) if isinstance(sparse, int) else None,
+        "sliding_window": _window(layout.group("sliding_window")),
+    }
     state = state_bytes_per_slot(
-        checkpoint, server.tp_size, mamba_ssm_dtype=str(flags["mamba_ssm_dtype"]) if flags.get("mamba_ssm_dtype") else None
+        checkpoint,
+        server.tp_size,
+        mamba_ssm_dtype=str(flags["mamba_ssm_dtype"]) if flags.get("mamba_ssm_dtype") else None,
     )
     heads = int(config.get("num_attention_heads") or 0)
     products = 0.0
@@ -253,9 +260,13 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         if device.bandwidth_bytes_per_s is None:
             raise BadInput("the bandwidth of this host's devices", "; ".join(missing))
         attention = attention_of(run, server, checkpoint)
-        inputs["KV cache a token and rank"] = ", ".join(
-            f"{name} {size:,} B{f' (at most {most:,} tokens)' if most else ''}" for name, (size, most) in attention.kv.items()
-        ) or "none"
+        inputs["KV cache a token and rank"] = (
+            ", ".join(
+                f"{name} {size:,} B{f' (at most {most:,} tokens)' if most else ''}"
+                for name, (size, most) in attention.kv.items()
+            )
+            or "none"
+        )
         inputs["recurrent state a sequence and rank"] = f"{attention.state_bytes:,} B, read and written once a step"
         loaded: Weights | None = None
         try:
@@ -266,7 +277,9 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
                 raise
             inputs["weights"] = f"{params.active_weight_bytes / 1e9:.4g} GB a rank, stated in params ({error})"
         if params.active_weight_bytes is not None and loaded is not None:
-            inputs["weights"] = f"{params.active_weight_bytes / 1e9:.4g} GB a rank, stated in params; headers: {inputs['weights']}"
+            inputs["weights"] = (
+                f"{params.active_weight_bytes / 1e9:.4g} GB a rank, stated in params; headers: {inputs['weights']}"
+            )
         link, words = link_for(run, server)
         inputs["all-reduces"] = words
         config = checkpoint.config.get("text_config") or checkpoint.config
@@ -327,13 +340,22 @@ def forecast(run: NotebookRun, server: ServerHandle, depths: Mapping[int | str, 
         points.append(_decode(machine, f"level-C{c}", f"decode rate of all requests together, C={c}", c, context, why))
     if params.dataset != "chat":
         first = f"level-C{min(params.concurrency)}-ttft"
-        points.append(_prefill(machine, first, f"time to first token, {params.input_len} tokens", params.input_len, 0, why))
+        points.append(
+            _prefill(machine, first, f"time to first token, {params.input_len} tokens", params.input_len, 0, why)
+        )
     for depth, tokens in depths.items():
         for c in depth_users(params):
             reason = why or (None if tokens else "the served limit is known only when the server runs")
             what = f"decode rate of all requests together, {depth} tokens deep, C={c}"
             points.append(
-                _decode(machine, f"{depth_id(depth, c)}-decode", what, c, (tokens or 0) + params.depth_output_len / 2, reason)
+                _decode(
+                    machine,
+                    f"{depth_id(depth, c)}-decode",
+                    what,
+                    c,
+                    (tokens or 0) + params.depth_output_len / 2,
+                    reason,
+                )
             )
         for name, new, cached in (("cold", tokens or 0, 0), ("hit", params.depth_suffix_len, tokens or 0)):
             words = "nothing in the cache" if name == "cold" else f"all but {new} tokens in the cache"
@@ -351,9 +373,7 @@ def forecast(run: NotebookRun, server: ServerHandle, depths: Mapping[int | str, 
 
 
 def _point(bound: Bound | None, value: float | None, **common: Any) -> Point:
-    return Point(
-        value=value, terms_s=bound.terms_s if bound else {}, binds=bound.binds if bound else None, **common
-    )
+    return Point(value=value, terms_s=bound.terms_s if bound else {}, binds=bound.binds if bound else None, **common)
 
 
 def _decode(machine: Machine | None, name: str, what: str, c: int, context: float, why: str | None) -> Point:

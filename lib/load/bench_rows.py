@@ -142,7 +142,11 @@ def pooled(repeats: Sequence[Measurement], key: str) -> Measured:
 
 
 def _stopped(level: Level) -> str:
-    return f"; stopped after {len(level.requests)} of {level.header['planned']} requests" if level.header["stopped"] else ""
+    return (
+        f"; stopped after {len(level.requests)} of {level.header['planned']} requests"
+        if level.header["stopped"]
+        else ""
+    )
 
 
 def origin_rows(levels: Levels) -> list[Row]:
@@ -155,7 +159,13 @@ def origin_rows(levels: Levels) -> list[Row]:
             if level is not None and not measurement.stamp.invalid:
                 row |= {k: v for k, v in metrics.origin_row(level).items() if k != "concurrency"}
             words = (measurement.problem or "") + (_stopped(level) if level else "; no record")
-            rows.append({**row, "seconds": measurement.stamp.seconds, "problem": words.strip("; ") if measurement.problem else ""})
+            rows.append(
+                {
+                    **row,
+                    "seconds": measurement.stamp.seconds,
+                    "problem": words.strip("; ") if measurement.problem else "",
+                }
+            )
     return rows
 
 
@@ -280,7 +290,11 @@ def knee_level(levels: Levels) -> tuple[int | None, int | None, str]:
         return None, None, "fewer than two levels with a throughput"
     for row in found:
         if row["reading"].startswith("does not pay"):
-            return row["from"], row["to"], f"up to C={row['from']} each step pays, from there to C={row['to']} it does not"
+            return (
+                row["from"],
+                row["to"],
+                f"up to C={row['from']} each step pays, from there to C={row['to']} it does not",
+            )
         if row["reading"] != "pays":
             return None, None, f"from C={row['from']} to C={row['to']}: {row['reading']}"
     return None, None, f"every step up to C={found[-1]['to']} pays: the knee lies above the highest level measured"
@@ -459,7 +473,9 @@ def depth_rows(cells: Sequence[DepthCell]) -> list[Row]:
             row: Row = {"depth": cell.depth, "tokens": tokens, "users": cell.concurrency, "cache": words}
             if found is None or not cell.measurement.ok:
                 none = Measured(value=None, reason=cell.measurement.problem or "no record")
-                rows.append({**row, "time to first token": none, "decode rate": none, "from the cache": none, "ok": "0"})
+                rows.append(
+                    {**row, "time to first token": none, "decode rate": none, "from the cache": none, "ok": "0"}
+                )
                 continue
             failed = sum(metrics.failures(level).values()) if level else 0
             rows.append({
@@ -682,7 +698,9 @@ def doubt_rows(run: NotebookRun) -> list[Row]:
 def reference_caption(run: NotebookRun) -> str:
     """Whose runs the reference rows are."""
     reference, own = origin_reference(run)
-    whose = "this profile's" if own else "the origin case's: another model on other hardware, for comparison of shape only"
+    whose = (
+        "this profile's" if own else "the origin case's: another model on other hardware, for comparison of shape only"
+    )
     return f"Published, quoted ({whose}); source: {reference.get('source', 'none')}"
 
 
@@ -690,5 +708,3 @@ def params_of(run: NotebookRun) -> BenchmarkParams:
     """The notebook's parameters, typed."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     return params
-
-

@@ -122,7 +122,9 @@ def _depth_trial(run: NotebookRun, cell: DepthCell) -> Trial:
     else:
         found = [level_outcome(level) if (level := level_in(f)) else ("crashes", "no record") for f in folders]
         outcome = min((o for o, _ in found), key=_WORST.index)
-        reason = "; ".join(f"{half}: {why}" for half, (_, why) in zip(("cold", "hit"), found, strict=True) if why) or None
+        reason = (
+            "; ".join(f"{half}: {why}" for half, (_, why) in zip(("cold", "hit"), found, strict=True) if why) or None
+        )
     values: dict[str, Measured] = {}
     for half, folder in zip(("cold", "hit"), folders, strict=True):
         s = summary_in(folder) if measurement.ok else None
@@ -196,7 +198,9 @@ def _scaling(run: NotebookRun, levels: Levels) -> Verdict:
     rate = {c: float(m.value or 0) for c, m in known.items()}
     first, last = levels_in_order[0], levels_in_order[-1]
     n = sum(m.n or 0 for m in known.values())
-    gain = Measured(value=rate[last] / rate[first], unit="x", n=n, reason=f"C={last} over C={first}; intervals by level")
+    gain = Measured(
+        value=rate[last] / rate[first], unit="x", n=n, reason=f"C={last} over C={first}; intervals by level"
+    )
     words = ", ".join(f"C={c}: {rate[c]:.4g} tok/s" for c in levels_in_order)
     if any(m.low is None or m.high is None for m in known.values()):
         return Verdict(status=Status.INCONCLUSIVE, measured=gain, reason=f"{words}; a level has no interval", **common)
@@ -227,7 +231,9 @@ def _knee(run: NotebookRun, levels: Levels, frozen: Frozen) -> Verdict:
     if level is None:
         return Verdict(status=Status.INCONCLUSIVE, reason=words, **common)
     n = sum((row["scaling efficiency"].n or 0) for row in steps(levels) if row["from"] == level)
-    found = Measured(value=level, unit="requests", n=n, low=level, high=beyond, reason="the knee lies between these levels")
+    found = Measured(
+        value=level, unit="requests", n=n, low=level, high=beyond, reason="the knee lies between these levels"
+    )
     return Verdict(status=Status.PASS, measured=found, reason=words, **common)
 
 
@@ -262,7 +268,9 @@ def _prediction_first(run: NotebookRun, levels: Levels, cells: Sequence[DepthCel
 def _below_ceiling(run: NotebookRun, levels: Levels, cells: Sequence[DepthCell], frozen: Frozen) -> Verdict:
     reached = [(p, share(p, measured_for(p, levels, cells))) for p in frozen.forecast.points]
     shares = [(p, s, float(s.value)) for p, s in reached if isinstance(s.value, (int, float))]
-    used = [m for repeats in usable(levels).values() for m in repeats] + [c.measurement for c in cells if c.measurement.ok]
+    used = [m for repeats in usable(levels).values() for m in repeats] + [
+        c.measurement for c in cells if c.measurement.ok
+    ]
     common: dict[str, Any] = {
         "id": "below-ceiling",
         "claim": "No measured rate or time is better than its predicted bound, so the bounds are not refuted",
@@ -275,7 +283,9 @@ def _below_ceiling(run: NotebookRun, levels: Levels, cells: Sequence[DepthCell],
         return Verdict(status=Status.INCONCLUSIVE, reason=reason, **common)
     names = ("prediction/prediction.json", "bandwidth/bandwidth.json", "tensors/tensors.json", "topology/topology.json")
     evidence = [run.evidence(run.raw / name) for name in names if (run.raw / name).exists()]
-    evidence += _evidence(run, [m.folder for m in used]) + _evidence(run, [c.measurement.folder / "cold" for c in cells])
+    evidence += _evidence(run, [m.folder for m in used]) + _evidence(
+        run, [c.measurement.folder / "cold" for c in cells]
+    )
     _, top, _ = max(shares, key=lambda row: row[2])
     words = ", ".join(f"{p.id} {value:.0%} ({p.binds})" for p, _, value in shares)
     reason = f"share reached and the term that binds: {words}"
@@ -321,7 +331,9 @@ def _hit(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
         a, b = cached_share(level_in(cold)), cached_share(level_in(hit), cell.tokens())
         name = cell.measurement.stamp.name
         if a.value is None or b.value is None:
-            return Verdict(status=Status.INCONCLUSIVE, reason=f"{name}: {a.reason if a.value is None else b.reason}", **common)
+            return Verdict(
+                status=Status.INCONCLUSIVE, reason=f"{name}: {a.reason if a.value is None else b.reason}", **common
+            )
         level = level_in(cold)
         prompts = [metrics.cached_tokens(r) or 0 for r in level.requests if metrics.is_ok(r)] if level else []
         warmest = max(prompts, default=0) / max(cell.tokens() or 1, 1)
@@ -331,10 +343,14 @@ def _hit(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
             faults.append(f"{name}: a cold request took {warmest:.0%} of its prompt from the cache")
         if float(b.value) < HIT_SHARE:
             faults.append(f"{name}: a hit took only {float(b.value):.0%} of its prefix from the cache")
-    measured = Measured(value=min(lowest), unit="frac", n=n, reason="lowest share of a prefix; every request is looked at")
+    measured = Measured(
+        value=min(lowest), unit="frac", n=n, reason="lowest share of a prefix; every request is looked at"
+    )
     if faults:
         return Verdict(status=Status.INVALID, measured=measured, reason="; ".join(faults), **common)
-    return Verdict(status=Status.PASS, measured=measured, reason=f"{n} requests at {len(good)} depths and users", **common)
+    return Verdict(
+        status=Status.PASS, measured=measured, reason=f"{n} requests at {len(good)} depths and users", **common
+    )
 
 
 def _hit_pays(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
@@ -347,18 +363,30 @@ def _hit_pays(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
     pairs = []
     for cell, cold, hit in _halves(cells):
         a, b = summary_in(cold), summary_in(hit)
-        if a and b and isinstance(a["ttft_s_p50"].value, (int, float)) and isinstance(b["ttft_s_p50"].value, (int, float)):
+        if (
+            a
+            and b
+            and isinstance(a["ttft_s_p50"].value, (int, float))
+            and isinstance(b["ttft_s_p50"].value, (int, float))
+        ):
             pairs.append((cell.measurement.stamp.name, a["ttft_s_p50"], b["ttft_s_p50"]))
     if not pairs:
         return Verdict(status=Status.INCONCLUSIVE, reason=_no_depth(run), **common)
     words = ", ".join(f"{name} {float(c.value or 0):.3g} to {float(h.value or 0):.3g} s" for name, c, h in pairs)
     n = sum((c.n or 0) + (h.n or 0) for _, c, h in pairs)
     ratios = [float(h.value or 0) / float(c.value or 1) for _, c, h in pairs if c.value]
-    measured = Measured(value=max(ratios), unit="frac", n=n, reason="largest hit over cold; intervals by depth") if ratios else None
+    measured = (
+        Measured(value=max(ratios), unit="frac", n=n, reason="largest hit over cold; intervals by depth")
+        if ratios
+        else None
+    )
     open_ones = [name for name, c, h in pairs if None in (c.low, c.high, h.low, h.high)]
     if open_ones:
         return Verdict(
-            status=Status.INCONCLUSIVE, measured=measured, reason=f"no interval at {', '.join(open_ones)}; {words}", **common
+            status=Status.INCONCLUSIVE,
+            measured=measured,
+            reason=f"no interval at {', '.join(open_ones)}; {words}",
+            **common,
         )
     worse = [name for name, c, h in pairs if (h.low or 0) > (c.high or 0)]
     unclear = [name for name, c, h in pairs if name not in worse and (h.high or 0) >= (c.low or 0)]
@@ -392,7 +420,12 @@ def _depth_decode(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
     if None not in (deep.low, deep.high, shallow.low, shallow.high):
         low, high = (deep.low or 0) / (shallow.high or 1), (deep.high or 0) / (shallow.low or 1)
     measured = Measured(
-        value=ratio, unit="frac", n=(deep.n or 0) + (shallow.n or 0), low=low, high=high, reason=None if low else "no interval"
+        value=ratio,
+        unit="frac",
+        n=(deep.n or 0) + (shallow.n or 0),
+        low=low,
+        high=high,
+        reason=None if low else "no interval",
     )
     words = f"{float(shallow.value or 0):.4g} tok/s at {low_at:,} tokens, {float(deep.value or 0):.4g} at {high_at:,}"
     if low is None or high is None:
@@ -430,7 +463,10 @@ def _server_truth(run: NotebookRun, levels: Levels, cells: Sequence[DepthCell]) 
     evidence = _evidence(run, list(folders.values()), telemetry.AFTER)
     if not n:
         return Verdict(
-            status=Status.INCONCLUSIVE, reason=silent[0] if silent else "nothing was measured", evidence=evidence, **common
+            status=Status.INCONCLUSIVE,
+            reason=silent[0] if silent else "nothing was measured",
+            evidence=evidence,
+            **common,
         )
     measured = Measured(value=worst, unit="", n=n, reason="largest difference of a count, over all windows")
     if off:
@@ -460,10 +496,14 @@ def _gpu_state(run: NotebookRun, levels: Levels, cells: Sequence[DepthCell]) -> 
     marked += [f"{name}: Xid {x.number} on {x.gpu} {x.text}" for name, s in states.items() for x in s.xids or []]
     samples = sum(g.samples for s in states.values() for g in s.gpus)
     clean = sum(1 for s in states.values() if not s.throttled and not s.xids)
-    measured = Measured(value=clean / len(states), unit="frac", n=samples, reason="windows without a mark; n counts samples")
+    measured = Measured(
+        value=clean / len(states), unit="frac", n=samples, reason="windows without a mark; n counts samples"
+    )
     if marked:
         return Verdict(status=Status.FAIL, measured=measured, reason="; ".join(marked), **common)
-    unknown = [f"{name}: {s.reason or 'clock reasons are not reported'}" for name, s in states.items() if not s.reported]
+    unknown = [
+        f"{name}: {s.reason or 'clock reasons are not reported'}" for name, s in states.items() if not s.reported
+    ]
     unread = next((s.xid_reason for s in states.values() if s.xids is None), None)
     open_ones = unknown[:3] + ([f"Xids {unread}"] if unread else [])
     if open_ones:

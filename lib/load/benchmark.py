@@ -89,7 +89,14 @@ class Watch:
 
 
 def _send(
-    server: Answering, folder: Path, made: Workload, watch: Watch, api: str, concurrency: int, told: str = "", **options: Any
+    server: Answering,
+    folder: Path,
+    made: Workload,
+    watch: Watch,
+    api: str,
+    concurrency: int,
+    told: str = "",
+    **options: Any,
 ) -> None:
     """Warms up, then sends a workload under watch: warmup.jsonl, level.jsonl and telemetry in `folder`.
 
@@ -448,7 +455,8 @@ def send_depth(
     pairs = depth_prompts(server, depth, count + 1, suffix_len, seed)
     warm = Request("depth-w0", pairs.pop()[0][: min(depth, 256)], WARMUP_TOKENS)
     local.write_atomic(
-        folder / "depth.json", json.dumps({"tokens": depth, "suffix": suffix_len, "requests": count, "users": concurrency})
+        folder / "depth.json",
+        json.dumps({"tokens": depth, "suffix": suffix_len, "requests": count, "users": concurrency}),
     )
     server.control.flush_cache()
     options = {

@@ -137,7 +137,9 @@ def weights(tensors: Iterable[tuple[str, str, Sequence[int], int]], config: Mapp
     text = config.get("text_config") or config.get("llm_config") or config
     layers = text.get("num_hidden_layers")
     listed = list(tensors)
-    scaled = {name.rsplit(".", 1)[0] for name, *_ in listed if name.endswith(("weight_scale", "weight_scale_2", "scales"))}
+    scaled = {
+        name.rsplit(".", 1)[0] for name, *_ in listed if name.endswith(("weight_scale", "weight_scale_2", "scales"))
+    }
     has_head = any(_HEAD.search(name) for name, *_ in listed)
     tied = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", not has_head))) or not has_head
     sums = dict.fromkeys(("shared", "experts", "looked_up", "unused"), 0)
@@ -203,7 +205,9 @@ class Attention(Record):
 
         Example: 23,040 B a token, full attention, 1,000 tokens: 23,040,000 B.
         """
-        return sum(size * (context_tokens if most is None else min(context_tokens, most)) for size, most in self.kv.values())
+        return sum(
+            size * (context_tokens if most is None else min(context_tokens, most)) for size, most in self.kv.values()
+        )
 
     def flops(self, new_tokens: float, cached_tokens: float) -> float:
         """Operations of attention for `new_tokens` that follow `cached_tokens`, each seeing all before it."""
@@ -288,18 +292,28 @@ def link_of(kind: str | None, ranks: int, latency_s: float | None = None, bytes_
     Source: NVIDIA's NVLink page (900 GB/s both ways over 18 links); PCIe 5.0 x16; SGLang 0.5.23
     `distributed/device_communicators/pcie_ipc_ar.py` (its docstring).
     """
-    table: tuple[float | None, float | None, str] = (None, None, "no figure for this connection (set allreduce_latency_s)")
+    table: tuple[float | None, float | None, str] = (
+        None,
+        None,
+        "no figure for this connection (set allreduce_latency_s)",
+    )
     if kind and kind.startswith("NV") and kind[2:].isdigit():
         table = (None, int(kind[2:]) * NVLINK_BYTES_PER_S, "NVIDIA: 25 GB/s a link and direction; latency not stated")
     elif kind in _ORDER[1:]:
         latency = PCIE_ALL_REDUCE_LATENCY_S if ranks > 2 else None
-        table = (latency, PCIE_GEN5_X16_BYTES_PER_S, "PCIe 5.0 x16; NCCL on one 8-GPU host: 205 us (SGLang 0.5.23 source)")
+        table = (
+            latency,
+            PCIE_GEN5_X16_BYTES_PER_S,
+            "PCIe 5.0 x16; NCCL on one 8-GPU host: 205 us (SGLang 0.5.23 source)",
+        )
     stated = latency_s is not None or bytes_per_s is not None
     return Link(
         kind=kind or "unknown",
         latency_s=latency_s if latency_s is not None else table[0],
         bytes_per_s=bytes_per_s if bytes_per_s is not None else table[1],
-        source="stated in params" + (f"; else {table[2]}" if None in (latency_s, bytes_per_s) else "") if stated else table[2],
+        source="stated in params" + (f"; else {table[2]}" if None in (latency_s, bytes_per_s) else "")
+        if stated
+        else table[2],
     )
 
 

@@ -159,7 +159,9 @@ class WindowState(Record):
         return any(gpu.reasons is not None and gpu.samples for gpu in self.gpus)
 
 
-def window_state(lines: Iterable[Mapping[str, Any]], start_ns: int | None = None, end_ns: int | None = None) -> WindowState:
+def window_state(
+    lines: Iterable[Mapping[str, Any]], start_ns: int | None = None, end_ns: int | None = None
+) -> WindowState:
     """What the samples between two monotonic times say (all of them where no times are given).
 
     Args:
@@ -202,7 +204,9 @@ def window_state(lines: Iterable[Mapping[str, Any]], start_ns: int | None = None
     if not by_gpu:
         why = f"no sample fell into the window ({faults} failed)" if faults else "no sample fell into the window"
         return WindowState(reason=f"{why}; one is taken every {header.get('period_s')} s", **common)
-    gpus = [_gpu_window(index, rows, index if ranks is None else ranks.get(index)) for index, rows in sorted(by_gpu.items())]
+    gpus = [
+        _gpu_window(index, rows, index if ranks is None else ranks.get(index)) for index, rows in sorted(by_gpu.items())
+    ]
     mine = [gpu for gpu in gpus if gpu.rank is not None]
     return WindowState(gpus=gpus, throttled=_throttled(mine), slowest=slowest_rank(mine), **common)
 

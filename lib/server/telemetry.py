@@ -97,25 +97,34 @@ class Nvml:
         m, rows = self.module, []
         sm, mem = getattr(m, "NVML_CLOCK_SM", 1), getattr(m, "NVML_CLOCK_MEM", 2)
         for index, handle in enumerate(self.handles):
-            power, limit = (self._ask(f, handle) for f in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit"))
-            busy, memory = self._ask("nvmlDeviceGetUtilizationRates", handle), self._ask("nvmlDeviceGetMemoryInfo", handle)
+            power, limit = (
+                self._ask(f, handle) for f in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit")
+            )
+            busy, memory = (
+                self._ask("nvmlDeviceGetUtilizationRates", handle),
+                self._ask("nvmlDeviceGetMemoryInfo", handle),
+            )
             reasons = self._ask("nvmlDeviceGetCurrentClocksEventReasons", handle)
             if reasons is None:
                 reasons = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-            rows.append({
-                "index": index,
-                "uuid": _text(self._ask("nvmlDeviceGetUUID", handle)),
-                "name": _text(self._ask("nvmlDeviceGetName", handle)),
-                "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, sm),
-                "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, sm),
-                "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, mem),
-                "power_w": power / 1000 if power is not None else None,
-                "power_limit_w": limit / 1000 if limit is not None else None,
-                "temperature_c": self._ask("nvmlDeviceGetTemperature", handle, getattr(m, "NVML_TEMPERATURE_GPU", 0)),
-                "gpu_busy_pct": busy.gpu if busy is not None else None,
-                "memory_used_mib": memory.used / 2**20 if memory is not None else None,
-                "clock_reasons": reasons,
-            })
+            rows.append(
+                {
+                    "index": index,
+                    "uuid": _text(self._ask("nvmlDeviceGetUUID", handle)),
+                    "name": _text(self._ask("nvmlDeviceGetName", handle)),
+                    "sm_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, sm),
+                    "sm_clock_max_mhz": self._ask("nvmlDeviceGetMaxClockInfo", handle, sm),
+                    "memory_clock_mhz": self._ask("nvmlDeviceGetClockInfo", handle, mem),
+                    "power_w": power / 1000 if power is not None else None,
+                    "power_limit_w": limit / 1000 if limit is not None else None,
+                    "temperature_c": self._ask(
+                        "nvmlDeviceGetTemperature", handle, getattr(m, "NVML_TEMPERATURE_GPU", 0)
+                    ),
+                    "gpu_busy_pct": busy.gpu if busy is not None else None,
+                    "memory_used_mib": memory.used / 2**20 if memory is not None else None,
+                    "clock_reasons": reasons,
+                }
+            )
         return rows
 
     def close(self) -> None:
@@ -213,7 +222,9 @@ def kernel_log() -> tuple[str | None, str | None]:
 class Sampler:
     """One thread that writes a sample a second to a file until it is stopped."""
 
-    def __init__(self, file: Path, reader: Reader, ranks: Sequence[int] | None = None, period_s: float = PERIOD_S) -> None:
+    def __init__(
+        self, file: Path, reader: Reader, ranks: Sequence[int] | None = None, period_s: float = PERIOD_S
+    ) -> None:
         self.file, self.reader, self.period_s = file, reader, period_s
         self._out = file.open("w", encoding="utf-8")
         self._stop = threading.Event()

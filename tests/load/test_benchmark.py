@@ -231,6 +231,7 @@ def test_an_interrupted_kernel_keeps_what_is_measured(tmp_path: Path, server: Be
     finally:
         signal.signal(signal.SIGINT, previous)
     assert list(levels) == [1] and "stopped on request" in (levels[1][0].problem or "")
+    server.step_s = 0.001
     verdict = {v.id: v for v in bench_verdicts.verdicts(run, levels, [], smoke(run, server), EMPTY)}
     assert verdict["level-C1"].status == Status.INCONCLUSIVE and verdict["levels"].status == Status.INCONCLUSIVE
 
