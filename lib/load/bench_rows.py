@@ -264,7 +264,7 @@ def steps(levels: Levels) -> list[Row]:
                 low, high = step_efficiency(a, ends[1], b, ends[2]), step_efficiency(a, ends[0], b, ends[3])
         n = (below.n or 0) + (above.n or 0)
         reason = None if low is not None else "a level has no interval"
-        efficiency = Measured(value=value, unit="1", n=n or None, low=low, high=high, reason=reason)
+        efficiency = Measured(value=value, unit="", n=n or None, low=low, high=high, reason=reason)
         rows.append({
             "from": a, "to": b, "throughput before": below, "throughput after": above, "scaling efficiency": efficiency,
             "reading": step_reading(efficiency),
@@ -426,6 +426,13 @@ def _seconds(value: float) -> str:
     return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms" if value >= 1e-3 else f"{value * 1e6:.3g} us"
 
 
+#: Panels of the figure of ceilings.
+CEILING_PANELS = (
+    ("rate", "Decode rate of all requests", "tok/s"),
+    ("share", "Share of the ceiling reached", "frac"),
+)
+
+
 def ceiling_figure_rows(frozen: Frozen, levels: Levels) -> dict[str, list[Row]]:
     """Measured decode rate and its ceiling by level, as two series of one figure."""
     points = [p for p in frozen.forecast.points if p.kind == "level" and p.value is not None]
@@ -437,7 +444,10 @@ def ceiling_figure_rows(frozen: Frozen, levels: Levels) -> dict[str, list[Row]]:
         series["predicted ceiling"].append({"concurrency": point.concurrency, "rate": predicted})
         measured = measured_for(point, levels, ())
         if measured is not None:
-            series["measured decode rate x C"].append({"concurrency": point.concurrency, "rate": measured})
+            part = share(point, measured)
+            series["measured decode rate x C"].append(
+                {"concurrency": point.concurrency, "rate": measured, "share": part}
+            )
     return series
 
 
@@ -542,9 +552,15 @@ def state_in(folder: Path) -> WindowState:
 
 def gpu_rows(levels: Levels, cells: Sequence[DepthCell]) -> list[Row]:
     """GPU state by window: clocks, power, temperature, throttling, Xids, the slowest rank; or why there is none."""
-    rows = []
-    for name, folder in windows(levels, cells).items():
-        state = state_in(folder)
+    rows: list[Row] = []
+    states = {name: state_in(folder) for name, folder in windows(levels, cells).items()}
+    if states and all(state.source is None for state in states.values()):
+        busy = {
+            name: Measured(value=s.cpu_frac, unit="frac", reason=None if s.cpu_frac else "no sample")
+            for name, s in states.items()
+        }
+        return [{"window": name, "GPUs": s.reason, "CPU busy": busy[name]} for name, s in states.items()]
+    for name, state in states.items():
         xids = "; ".join(f"Xid {x.number} on {x.gpu}" for x in state.xids) or "none" if state.xids is not None else None
         rows.append({
             "window": name,

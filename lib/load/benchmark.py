@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -489,7 +490,7 @@ def measure_depths(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> li
             if tokens is None or tokens < 16 or (limit is not None and tokens > limit):
                 run.skip(name, f"{tokens if tokens is not None else 'unknown'} tokens: {said}")
                 continue
-            count = max(params.depth_requests, c)
+            count = math.ceil(params.depth_requests / c) * c  # all users are busy to the end
             arguments = {
                 "depth": tokens,
                 "concurrency": c,

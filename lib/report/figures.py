@@ -326,15 +326,18 @@ def by_depth(
     with matplotlib.rc_context(_STYLE):
         figure = _chart(4.4 * len(used), 3.3)
         for axes, (key, heading, unit) in zip(figure.subplots(1, len(used), squeeze=False)[0], used, strict=True):
+            points = {name: [(float(_get(r, "depth")), _measured(_get(r, key), unit)) for r in rows]
+                      for name, rows in taken.items()}  # fmt: skip
+            top = max((float(_number(p) or 0.0) for listed in points.values() for _, p in listed), default=0.0)
+            scale, shown_unit = display_unit(top, unit)
             highest, lowest = 0.0, math.inf
-            for index, (name, rows) in enumerate(taken.items()):
-                points = [(float(_get(r, "depth")), _measured(_get(r, key), unit)) for r in rows]
-                drawn = sorted((p for p in points if _number(p[1]) is not None), key=lambda p: p[0])
+            for index, (name, listed) in enumerate(points.items()):
+                drawn = sorted((p for p in listed if _number(p[1]) is not None), key=lambda p: p[0])
                 if not drawn:
                     continue
-                values = [float(_number(p) or 0.0) for _, p in drawn]
-                highest = max([highest, *values, *(p.high or 0.0 for _, p in drawn)])
-                lowest = min([lowest, *values])
+                values = [float(_number(p) or 0.0) * scale for _, p in drawn]
+                highest = max([highest, *values, *((p.high or 0.0) * scale for _, p in drawn)])
+                lowest = min([lowest, *values, *(p.low * scale for _, p in drawn if p.low is not None)])
                 if name in bounds:
                     marker = "_" if len(drawn) == 1 else ""
                     axes.plot(
@@ -342,18 +345,21 @@ def by_depth(
                         marker=marker, label=_label(name),
                     )  # fmt: skip
                 else:
-                    _errorbar(axes, [d for d, _ in drawn], [p for _, p in drawn], 1.0, index, name)
-                listed = ", ".join(f"{d:,.0f} tokens: {shown(p).text(with_n=False)}" for d, p in drawn)
-                words.append(f"{heading} of {name}: {listed}")
+                    _errorbar(axes, [d for d, _ in drawn], [p for _, p in drawn], scale, index, name)
+                said = ", ".join(f"{d:,.0f} tokens: {shown(p).text(with_n=False)}" for d, p in drawn)
+                words.append(f"{heading} of {name}: {said}")
             axes.set_xscale("log", base=2)
             axes.set_xticks(depths, [f"{d:,.0f}" for d in depths])
             axes.set_xticks([], minor=True)
             axes.set_xlabel("context (tokens)")
             logarithmic = key.startswith("ttft") and lowest > 0
-            axes.set_title(_label(f"{heading} ({unit}{', log' if logarithmic else ''})"))
+            axes.set_title(_label(f"{heading} ({shown_unit}{', log' if logarithmic else ''})"))
             if logarithmic:
                 axes.set_yscale("log")
                 axes.set_ylim(lowest / 1.5, highest * 1.5)
+                marks = _decade_marks(lowest / 1.5, highest * 1.5)
+                axes.set_yticks(marks, [number_text(mark) for mark in marks])
+                axes.set_yticks([], minor=True)
             else:
                 axes.set_ylim(0, highest * 1.12 if highest > 0 else 1)
         handles, labels = figure.axes[0].get_legend_handles_labels()
@@ -364,6 +370,14 @@ def by_depth(
         if title:
             figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
     return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
+
+
+def _decade_marks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of each decade between two positive numbers; only the ones where that would be more than seven."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    inside = [mark for mark in every if low <= mark <= high]
+    return inside if len(inside) <= 7 else [mark for mark in inside if round(math.log10(mark), 9).is_integer()]
 
 
 def difference_by_position(
