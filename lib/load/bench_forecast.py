@@ -209,7 +209,10 @@ def weights_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint) -
     Raises:
         BadInput: no headers, or the server changes the weights' precision while it loads them.
     """
-    method = server.params.flags.get("quantization")
+    flags = server.params.flags
+    if str(flags.get("dtype")) in ("float", "float32") and checkpoint.torch_dtype != "float32":
+        raise BadInput("weights served as they are stored", f"--dtype {flags['dtype']}", "set active_weight_bytes")
+    method = flags.get("quantization")
     if method and checkpoint.quantization.weights_method is None:
         raise BadInput("weights served as they are stored", f"--quantization {method}", "set active_weight_bytes")
     path = None if run.offline else server.spec.model_path
@@ -253,6 +256,7 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         checkpoint = run.checkpoint(server)
         if checkpoint is None:
             raise BadInput("the model's files", "the server is attached and its model files are not read here")
+        _refuse_other_parallelism(server.params.flags)
         device, missing = device_of(run, server)
         inputs["device"] = f"{device.name}; {device.source}"
         inputs["read bandwidth"] = _words(device.bandwidth_bytes_per_s, 1e9, "GB/s")
@@ -299,6 +303,17 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         return machine, inputs, None
     except WorkbookError as error:
         return None, inputs, str(error)
+
+
+def _refuse_other_parallelism(flags: Mapping[str, Any]) -> None:
+    """The bounds know tensor parallelism and one token a step and sequence; of anything else nothing is said."""
+    for names in (("pp_size", "pipeline_parallel_size"), ("dp_size", "data_parallel_size")):
+        found = next((flags[name] for name in names if flags.get(name)), 1)
+        if int(str(found)) > 1:
+            raise BadInput("tensor parallelism alone", f"{names[0]} {found}", "no bound is computed for it")
+    if flags.get("speculative_algorithm"):
+        found = flags["speculative_algorithm"]
+        raise BadInput("one token a step and sequence", f"speculation ({found})", "no bound is computed for it")
 
 
 def _words(value: float | None, scale: float, unit: str) -> str:

@@ -25,6 +25,10 @@ from lib.server.gpu_state import ServerCount, WindowState
 
 Row = dict[str, Any]
 Summary = dict[str, Measured]
+#: A raw level larger than this is not kept in memory beside others (a token's times take about 70 bytes there).
+LARGE_BYTES = 8_000_000
+#: A depth was predicted for the prompt that was sent if their tokens differ by at most this share.
+SAME_DEPTH_FRAC = 0.02
 #: Replicates of the interval over repeats.
 DRAWS = 4000
 #: The profile that holds the origin case's runs.
@@ -53,7 +57,8 @@ def level_in(folder: Path) -> Level | None:
     if not file.exists():
         return None
     stat = file.stat()
-    return _read(str(file), stat.st_mtime_ns, stat.st_size)
+    read = _read if stat.st_size < LARGE_BYTES else _read_large
+    return read(str(file), stat.st_mtime_ns, stat.st_size)
 
 
 def level_of(measurement: Measurement) -> Level | None:
@@ -61,10 +66,13 @@ def level_of(measurement: Measurement) -> Level | None:
     return level_in(measurement.folder)
 
 
-@functools.lru_cache(maxsize=256)
-def _read(path: str, _mtime: int, _size: int) -> Level | None:
+def _read_file(path: str, _mtime: int, _size: int) -> Level | None:
     level = read_level(Path(path))
     return level if level.requests else None
+
+
+_read = functools.lru_cache(maxsize=256)(_read_file)
+_read_large = functools.lru_cache(maxsize=2)(_read_file)
 
 
 def summary_in(folder: Path) -> Summary | None:
@@ -78,7 +86,7 @@ def summary_in(folder: Path) -> Summary | None:
 
 @functools.lru_cache(maxsize=256)
 def _summary(path: str, mtime: int, size: int) -> Summary:
-    level = _read(path, mtime, size)
+    level = (_read if size < LARGE_BYTES else _read_large)(path, mtime, size)
     return metrics.level_summary(level) if level else {}
 
 
@@ -324,6 +332,10 @@ def measured_for(point: Point, levels: Levels, cells: Sequence[DepthCell]) -> Me
         if not point.id.startswith(f"{name}-") or not cell.measurement.ok:
             continue
         half = "hit" if point.id.endswith("-hit") else "cold"
+        planned = point.new_tokens if point.id.endswith("-cold") else point.context_tokens
+        sent = cell.tokens() or 0
+        if point.value is not None and not _same_depth(planned, sent, point):
+            return Measured(value=None, reason=f"predicted for {planned:,.0f} tokens, sent were {sent:,}")
         found = summary_in(cell.measurement.folder / half)
         if found is None:
             return None
@@ -331,6 +343,12 @@ def measured_for(point: Point, levels: Levels, cells: Sequence[DepthCell]) -> Me
             return found["ttft_s_p50"]
         return times(found["decode_tokens_per_s_mean"], point.concurrency)
     return None
+
+
+def _same_depth(planned: float, sent: int, point: Point) -> bool:
+    """Whether a bound speaks of the prompt that was sent (a decode step's context holds half of the answer too)."""
+    answer = 0.0 if point.kind == "ttft" else 0.1 * planned
+    return sent > 0 and abs(planned - sent) <= SAME_DEPTH_FRAC * planned + answer
 
 
 def share(point: Point, measured: Measured | None) -> Measured:

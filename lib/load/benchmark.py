@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -299,7 +300,8 @@ def server_ranks(server: ServerHandle) -> list[int] | None:
         return None
     flags = server.params.flags
     base, step = (int(str(flags.get(name) or default)) for name, default in (("base_gpu_id", 0), ("gpu_id_step", 1)))
-    return gpu_state.visible_gpus(server.params.environment, base, server.tp_size, step)
+    inherited = {k: v for k, v in os.environ.items() if k == "CUDA_VISIBLE_DEVICES"}
+    return gpu_state.visible_gpus({**inherited, **server.params.environment}, base, server.tp_size, step)
 
 
 def measure_calibration(run: NotebookRun) -> Path:
@@ -391,8 +393,11 @@ def _room(params: BenchmarkParams) -> int:
     return params.depth_output_len + params.depth_suffix_len + LIMIT_MARGIN
 
 
-def served_limit(run: NotebookRun, server: ServerHandle, users: int) -> tuple[int | None, str]:
-    """The deepest prompt that leaves room for the answer, with `users` of them in the KV pool, and what says so."""
+def served_limit(run: NotebookRun, server: ServerHandle, prompts: int) -> tuple[int | None, str]:
+    """The deepest prompt that leaves room for its answer, with `prompts` of them in the KV pool, and what says so.
+
+    All prompts of a cell must stay in the pool together, or the second half would not find them there.
+    """
     launches = server.launches()
     info = run.server_info(launches[-1]) if launches else None
     if not info:
@@ -405,7 +410,7 @@ def served_limit(run: NotebookRun, server: ServerHandle, users: int) -> tuple[in
     if isinstance(length, int):
         limits.append((length - _room(params), f"max_req_input_len {length:,}"))
     if isinstance(pool, int):
-        limits.append((pool // users - _room(params), f"a pool of {pool:,} tokens for {users} at once"))
+        limits.append((pool // prompts - _room(params), f"a pool of {pool:,} tokens for {prompts} prompts"))
     return min(limits) if limits else (None, "the server has not said its limits")
 
 
@@ -479,18 +484,18 @@ def measure_depths(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> li
         run.skip("context depths", "the parameters name none (depths)")
         return []
     calibration, ranks = measure_calibration(run), server_ranks(server)
-    if not run.offline:
-        server.get()  # only a running server says how deep a prompt may be
+    if not run.offline and not server.launches():
+        server.get()  # only a server that has run says how deep a prompt may be
     items, cells = [], []
     for depth, planned in planned_depths(run, server).items():
         for c in depth_users(params):
-            limit, said = served_limit(run, server, c)
+            count = math.ceil(params.depth_requests / c) * c  # all users are busy to the end
+            limit, said = served_limit(run, server, count)
             tokens = limit if depth == "limit" else planned
             name = depth_id(depth, c)
             if tokens is None or tokens < 16 or (limit is not None and tokens > limit):
                 run.skip(name, f"{tokens if tokens is not None else 'unknown'} tokens: {said}")
                 continue
-            count = math.ceil(params.depth_requests / c) * c  # all users are busy to the end
             arguments = {
                 "depth": tokens,
                 "concurrency": c,

@@ -103,6 +103,7 @@ def test_repeats_are_interleaved_over_the_levels(tmp_path: Path, server: BenchSe
 
 def test_cold_is_computed_and_a_hit_comes_from_the_cache(tmp_path: Path, server: BenchServer, calibrated: None) -> None:
     """Exact depths in tokens, cold ones uncached, hits cached to the last token of the prefix, agents beside one user."""
+    server.prefill_s = 0.0005  # 128 ms of a shallow prompt: no noise of a busy machine hides that
     run = open_run(tmp_path)
     cells = benchmark.measure_depths(run, Handle(run, server), EMPTY)  # type: ignore[arg-type]
     assert [(c.depth, c.concurrency) for c in cells] == [(256, 1), (256, 2), (1024, 1), (1024, 2)]
@@ -429,3 +430,26 @@ def test_the_origin_s_runs_and_what_to_doubt_about_them_are_always_there(tmp_pat
     assert at_32["slots busy"] == 0.83 and at_32["per GPU tok/s"] == pytest.approx(269.6, abs=0.1)
     assert rows[-1]["per GPU tok/s"] == pytest.approx(343.2, abs=0.1) and rows[-1]["concurrency"] == "not stated"
     assert len(bench_rows.doubt_rows(run)) == len(bench_rows.DOUBTS)
+
+
+def test_a_depth_that_was_not_the_predicted_one_is_not_compared(tmp_path: Path, server: BenchServer, calibrated: None) -> None:
+    """Predicted for 8,000 tokens, sent 256: no share, and the reason names both."""
+    run = open_run(tmp_path, depths=[256], agents=1)
+    cells = benchmark.measure_depths(run, Handle(run, server), EMPTY)  # type: ignore[arg-type]
+    common: dict[str, Any] = {"what": "", "kind": "ttft", "concurrency": 1, "context_tokens": 0, "value": 1.0, "unit": "s"}
+    off = bench_rows.measured_for(Point(id="depth-256-C1-cold", new_tokens=8000, **common), {}, cells)
+    assert off is not None and off.value is None and "8,000" in str(off.reason) and "256" in str(off.reason)
+    on = bench_rows.measured_for(Point(id="depth-256-C1-cold", new_tokens=256, **common), {}, cells)
+    assert on is not None and isinstance(on.value, float)
+
+
+def test_the_served_limit_leaves_room_for_all_prompts_of_a_cell(tmp_path: Path) -> None:
+    """The shorter of request limit and pool over prompts, minus answer, new end and margin."""
+    run: Any = SimpleNamespace(
+        params=BenchmarkParams.model_validate({"profile": TINY, "concurrency": [1], "depth_output_len": 32, "depth_suffix_len": 64}),
+        server_info=lambda _: {"max_req_input_len": 8186, "internal_states": [{"max_total_num_tokens": 65536}]},
+    )
+    server: Any = SimpleNamespace(launches=lambda: ["one"])
+    assert benchmark.served_limit(run, server, 3) == (8186 - 112, "max_req_input_len 8,186")
+    assert benchmark.served_limit(run, server, 16) == (4096 - 112, "a pool of 65,536 tokens for 16 prompts")
+    assert benchmark.served_limit(run, SimpleNamespace(launches=list), 1)[0] is None  # type: ignore[arg-type]

@@ -164,3 +164,11 @@ def test_the_machine_is_measured_with_all_cores(tmp_path: Path) -> None:
         and found["flops_per_s"] > 1e8
         and "float32" in found["product"]
     )
+
+
+@pytest.mark.parametrize("flags", [{"pp_size": 2}, {"dp_size": 4}, {"speculative_algorithm": "NEXTN"}, {"dtype": "float32"}])
+def test_what_the_formulas_do_not_cover_is_not_predicted(flags: dict[str, Any]) -> None:
+    """Pipelines, data parallelism, speculation and widened weights: a reason instead of a bound that would be wrong."""
+    config = SMOLLM2 | {"torch_dtype": "bfloat16"}
+    made = predict(Run(config, CPU, {"bandwidth": BANDWIDTH, "tensors": SMOLLM2_TENSORS}), handle(**flags))
+    assert all(p.value is None and p.reason for p in made.points)
