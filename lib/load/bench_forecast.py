@@ -133,7 +133,7 @@ def device_of(run: NotebookRun, server: ServerHandle) -> tuple[Device, list[str]
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     if run.platform(server) == "cpu":
         measured = run.measure("bandwidth", None, measure_machine).json("bandwidth.json")
-        source = f"measured on this host with {measured['threads']} threads (bandwidth.json)"
+        source = f"measured on this host with {measured['threads']} threads; products: {measured.get('product')}"
         found = Device(
             name=str(run.host().get("cpu")),
             bandwidth_bytes_per_s=measured["read_bytes_per_s"],
@@ -260,7 +260,7 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         device, missing = device_of(run, server)
         inputs["device"] = f"{device.name}; {device.source}"
         inputs["read bandwidth"] = _words(device.bandwidth_bytes_per_s, 1e9, "GB/s")
-        inputs["16-bit products"] = _words(device.flops_per_s, 1e12, "TFLOP/s")
+        inputs["dense products"] = _words(device.flops_per_s, 1e12, "TFLOP/s")
         if device.bandwidth_bytes_per_s is None:
             raise BadInput("the bandwidth of this host's devices", "; ".join(missing))
         attention = attention_of(run, server, checkpoint)
@@ -271,7 +271,9 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
             )
             or "none"
         )
-        inputs["recurrent state a sequence and rank"] = f"{attention.state_bytes:,} B, read and written once a step"
+        inputs["recurrent state a sequence and rank"] = (
+            f"{attention.state_bytes:,} B, read and written once a step" if attention.state_bytes else "none"
+        )
         loaded: Weights | None = None
         try:
             loaded = weights_of(run, server, checkpoint)

@@ -575,7 +575,7 @@ def recommendation(made: Sequence[Verdict], levels: Levels, frozen: Frozen) -> s
     point = frozen.forecast.point(f"level-C{knee if knee is not None else best}")
     reached = share(point, measured_for(point, levels, ())) if point else None
     if point and reached and isinstance(reached.value, (int, float)):
-        words.append(f"C={point.concurrency} reaches {reached.value:.0%} of its ceiling (what binds: {point.binds})")
+        words.append(f"C={point.concurrency} reaches {reached.value:.1%} of its ceiling (what binds: {point.binds})")
     failed = [v.id for v in made if v.status in (Status.FAIL, Status.INVALID, Status.ERROR)]
     undecided = [v.id for v in made if v.status == Status.INCONCLUSIVE]
     words += [f"failed: {', '.join(failed)}"] * bool(failed) + [f"undecided: {', '.join(undecided)}"] * bool(undecided)

@@ -200,7 +200,7 @@ def kernel_log() -> tuple[str | None, str | None]:
     Xids and counts as unreadable.
     """
     reasons = []
-    for command in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q"]):
+    for command in (["dmesg"], ["journalctl", "-k", "-b", "-o", "short-monotonic", "--no-pager", "-q", "-n", "20000"]):
         if not shutil.which(command[0]):
             reasons.append(f"{command[0]} is not on this machine")
             continue
