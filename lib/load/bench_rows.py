@@ -44,6 +44,25 @@ THROUGHPUT = (
     "request_output_tokens_per_s_mean",
     "decode_tokens_per_s_mean",
 )
+#: Headings of these columns.
+TITLES = {
+    "ttft_s_p50": "TTFT, median",
+    "ttft_s_p99": "TTFT, p99",
+    "chunk_gap_s_p50": "chunk gap, median",
+    "chunk_gap_s_p99": "chunk gap, p99",
+    "token_latency_s_mean": "token latency, mean",
+    "e2e_s_p50": "whole answer, median",
+    "output_tokens_per_s": "whole run",
+    "steady_output_tokens_per_s": "steady window",
+    "steady_window_s": "length of that window",
+    "request_output_tokens_per_s_mean": "a request, whole answer",
+    "decode_tokens_per_s_mean": "a request, after its first token",
+    "client": "client",
+    "client_lag_p99_s": "its timer's lag, p99",
+    "client_cpu_frac": "its CPU share",
+}
+#: What a metric with one figure a level says instead of an interval; in a table of levels it goes without saying.
+ONE_FIGURE = "one figure a level: repeat for an interval"
 #: What shows that the client kept up.
 CLIENT = ("client", "client_lag_p99_s", "client_cpu_frac")
 
@@ -116,12 +135,12 @@ def over_repeats(values: Sequence[Measured]) -> Measured:
     lost = f"{missing} of {len(values)} repeats have no value ({why})"
     if len(known) == 1:
         one = known[0]
-        note = lost if missing else "" if len(values) > 1 else "one repeat"
+        note = lost if missing else ""
         return one.model_copy(update={"reason": "; ".join(x for x in (one.reason, note) if x) or None})
     centres = np.array([float(v.value) for v in known])  # type: ignore[arg-type]
     mean = float(centres.mean())
     n = sum(v.n or 0 for v in known) or None
-    text = f"{len(known)} repeats" + (f"; {lost}" if missing else "")
+    text = lost if missing else None
     if any(v.low is None or v.high is None for v in known):
         interval = stats.bootstrap_mean(list(centres))
         reason = "; ".join(x for x in (text, "a repeat has no interval of its own", interval.reason) if x)
@@ -157,6 +176,21 @@ def _stopped(level: Level) -> str:
     )
 
 
+def _short(measured: Measured) -> Measured:
+    """Without the remark that a level has one such figure, which the table's form says."""
+    return measured.model_copy(update={"reason": "one figure"}) if measured.reason == ONE_FIGURE else measured
+
+
+#: The origin's columns and their headings.
+ORIGIN_COLUMNS = {
+    "aggregate_tokens_per_s": "aggregate",
+    "request_tokens_per_s": "per request",
+    "tokens": "tokens",
+    "wall_s": "wall",
+    "ok": "ok",
+}
+
+
 def origin_rows(levels: Levels) -> list[Row]:
     """The origin's table, measured here: one row a repeat; a level without a usable record shows why."""
     rows: list[Row] = []
@@ -165,7 +199,8 @@ def origin_rows(levels: Levels) -> list[Row]:
             level = level_of(measurement)
             row: Row = {"concurrency": c, "repeat": number}
             if level is not None and not measurement.stamp.invalid:
-                row |= {k: v for k, v in metrics.origin_row(level).items() if k != "concurrency"}
+                found = metrics.origin_row(level)
+                row |= {words: _short(found[key]) for key, words in ORIGIN_COLUMNS.items()}
             words = (measurement.problem or "") + (_stopped(level) if level else "; no record")
             rows.append(
                 {
@@ -199,7 +234,7 @@ def user_rows(levels: Levels) -> list[Row]:
 def level_rows(levels: Levels, keys: Sequence[str]) -> list[Row]:
     """Chosen metrics by level over its repeats; a level that the client spoilt shows the reason instead of a number."""
     return [
-        {"concurrency": c, "repeats": len(repeats), **{key: pooled(repeats, key) for key in keys}}
+        {"concurrency": c, "repeats": len(repeats), **{TITLES[key]: _short(pooled(repeats, key)) for key in keys}}
         for c, repeats in usable(levels).items()
     ]
 
@@ -211,7 +246,7 @@ def repeat_rows(levels: Levels, keys: Sequence[str]) -> list[Row]:
         for number, measurement in enumerate(repeats, 1):
             found = None if measurement.stamp.invalid else summary_in(measurement.folder)
             if found:
-                rows.append({"concurrency": c, "repeat": number, **{key: found[key] for key in keys}})
+                rows.append({"concurrency": c, "repeat": number, **{TITLES[key]: _short(found[key]) for key in keys}})
     return rows
 
 
@@ -391,6 +426,24 @@ def predictions(frozen: Frozen, levels: Levels | None = None, cells: Sequence[De
     return made
 
 
+def expected_rows(frozen: Frozen) -> list[Row]:
+    """The frozen bounds before anything is measured: what, how much, what it is made of, and which term binds."""
+    return [
+        {
+            "what": point.what,
+            "bound": _figure(point),
+            "binds": point.binds or "unknown",
+            "terms": _terms(point),
+        }
+        for point in frozen.forecast.points
+    ]
+
+
+def _terms(point: Point) -> str:
+    found = ", ".join(f"{name} {_seconds(value)}" for name, value in point.terms_s.items() if value)
+    return found or (point.reason or "")
+
+
 def input_rows(frozen: Frozen) -> list[Row]:
     """What the prediction was computed from."""
     rows = [{"input": name, "value": words} for name, words in frozen.forecast.inputs.items()]
@@ -427,13 +480,11 @@ def bound_rows(frozen: Frozen, levels: Levels, cells: Sequence[DepthCell]) -> li
     rows = []
     for point in frozen.forecast.points:
         measured = measured_for(point, levels, cells)
-        terms = ", ".join(f"{name} {_seconds(value)}" for name, value in point.terms_s.items() if value)
         mark = " (the knee)" if point.kind == "level" and point.concurrency == knee else ""
         rows.append({
             "point": point.id + mark,
-            "bound": Measured(value=point.value, unit=point.unit, reason=point.reason or "a bound"),
+            "bound": _figure(point),
             "binds": point.binds or "unknown",
-            "terms of the bound": terms or (point.reason or ""),
             "measured": measured or Measured(value=None, reason="not measured"),
             "share reached": share(point, measured),
         })  # fmt: skip
@@ -490,6 +541,19 @@ def cached_share(level: Level | None, of_tokens: int | None = None) -> Measured:
     return Measured(value=min(parts), unit="frac", n=len(parts), reason=note)
 
 
+def cached_words(level: Level | None, of_tokens: int | None, half: str) -> str | Measured:
+    """The same in words: lowest and highest share over the requests, of the whole prompt or of the prefix."""
+    ok = [r for r in level.requests if metrics.is_ok(r)] if level else []
+    lowest = cached_share(level, of_tokens)
+    if not isinstance(lowest.value, (int, float)):
+        return lowest
+    tokens = [metrics.cached_tokens(r) or 0 for r in ok]
+    parts = f"{min(tokens):,}" if min(tokens) == max(tokens) else f"{min(tokens):,} to {max(tokens):,}"
+    if half == "hit":
+        return f"{parts} tokens a request, at least {lowest.value:.0%} of the prefix"
+    return f"{parts} tokens a request"
+
+
 def depth_rows(cells: Sequence[DepthCell]) -> list[Row]:
     """Time to first token and decode rate by depth, users at once, and whether the prefix was in the cache."""
     rows: list[Row] = []
@@ -510,7 +574,7 @@ def depth_rows(cells: Sequence[DepthCell]) -> list[Row]:
                 **row,
                 "time to first token": found["ttft_s_p50"],
                 "decode rate": found["decode_tokens_per_s_mean"],
-                "from the cache": cached_share(level, tokens if half == "hit" else None),
+                "from the cache": cached_words(level, tokens if half == "hit" else None, half),
                 "ok": f"{len(level.requests) - failed} of {len(level.requests)}" if level else "0",
             })  # fmt: skip
     return rows

@@ -331,11 +331,18 @@ def by_depth(
             top = max((float(_number(p) or 0.0) for listed in points.values() for _, p in listed), default=0.0)
             scale, shown_unit = display_unit(top, unit)
             highest, lowest = 0.0, math.inf
+            beyond = []
+            data = [(float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed]
+            linear = not key.startswith("ttft")
             for index, (name, listed) in enumerate(points.items()):
                 drawn = sorted((p for p in listed if _number(p[1]) is not None), key=lambda p: p[0])
                 if not drawn:
                     continue
                 values = [float(_number(p) or 0.0) * scale for _, p in drawn]
+                if linear and name in bounds and data and min(values) > 4 * max(data):
+                    beyond.append(f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}")
+                    words.append(f"{heading}: {beyond[-1]}, above the axis")
+                    continue
                 highest = max([highest, *values, *((p.high or 0.0) * scale for _, p in drawn)])
                 lowest = min([lowest, *values, *(p.low * scale for _, p in drawn if p.low is not None)])
                 if name in bounds:
@@ -352,7 +359,13 @@ def by_depth(
             axes.set_xticks(depths, [f"{d:,.0f}" for d in depths])
             axes.set_xticks([], minor=True)
             axes.set_xlabel("context (tokens)")
-            logarithmic = key.startswith("ttft") and lowest > 0
+            logarithmic = not linear and 0 < lowest < math.inf
+            for line in beyond:
+                axes.annotate(
+                    f"{line}, above this axis", (0.0, 1.0), xycoords="axes fraction", xytext=(4, -2),
+                    textcoords="offset points", va="top", color=LIMIT_COLOUR, fontsize=8,
+                )  # fmt: skip
+                highest *= 1.2
             axes.set_title(_label(f"{heading} ({shown_unit}{', log' if logarithmic else ''})"))
             if logarithmic:
                 axes.set_yscale("log")

@@ -280,7 +280,7 @@ def test_the_interval_holds_the_spread_between_repeats() -> None:
     both = bench_rows.over_repeats([m(100, 99, 101), m(120, 119, 121)])
     assert both.value == 110 and both.n == 8
     assert both.low is not None and both.high is not None and both.low < 100 and both.high > 120
-    assert "2 repeats" in str(both.reason)
+    assert both.reason is None
 
 
 def test_equal_repeats_are_surer_than_one() -> None:
