@@ -125,7 +125,7 @@ def over_repeats(values: Sequence[Measured]) -> Measured:
     spread between repeats is widened by sqrt(R / (R - 1)), without which few repeats look too much alike. `n` counts
     the units of all repeats. One repeat keeps its own interval.
 
-    Example: 100 [95, 105] and 120 [115, 125]: 110 [91, 129].
+    Example: 100 [95, 105] and 120 [115, 125]: 110 [94, 126].
     """
     known = [v for v in values if isinstance(v.value, (int, float)) and not isinstance(v.value, bool)]
     if not known:

@@ -283,6 +283,13 @@ def test_the_interval_holds_the_spread_between_repeats() -> None:
     assert both.reason is None
 
 
+def test_the_docstring_s_example_of_two_repeats() -> None:
+    """100 [95, 105] and 120 [115, 125]: 110 [94, 126]."""
+    both = bench_rows.over_repeats([m(100, 95, 105), m(120, 115, 125)])
+    assert both.low is not None and both.high is not None
+    assert (round(both.low), both.value, round(both.high)) == (94, 110, 126)
+
+
 def test_equal_repeats_are_surer_than_one() -> None:
     """Four equal repeats with noise inside: the interval shrinks to about half."""
     one, four = m(100, 90, 110), bench_rows.over_repeats([m(100, 90, 110)] * 4)
@@ -453,3 +460,9 @@ def test_the_served_limit_leaves_room_for_all_prompts_of_a_cell(tmp_path: Path) 
     assert benchmark.served_limit(run, server, 3) == (8186 - 112, "max_req_input_len 8,186")
     assert benchmark.served_limit(run, server, 16) == (4096 - 112, "a pool of 65,536 tokens for 16 prompts")
     assert benchmark.served_limit(run, SimpleNamespace(launches=list), 1)[0] is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("depth", "share"), [(256, 0.5), (1024, 0.5), (2048, 0.75), (8192, 0.9), (131072, 0.9)])
+def test_a_hit_may_lack_the_last_page_or_state_but_not_more(depth: int, share: float) -> None:
+    """A hybrid model's state is kept every 256 tokens: 768 of 1,024 is a hit, a third is none."""
+    assert bench_verdicts.needed_share(depth) == share
