@@ -331,7 +331,8 @@ def _hit(run: NotebookRun, cells: Sequence[DepthCell]) -> Verdict:
     common = _depth_common(run, cells) | {
         "id": "prefix-hit",
         "claim": "What is called cold was computed, and what is called a prefix hit came from the cache",
-        "limit": f"cached_tokens of every request: cold at most {COLD_SHARE:.0%} of the prompt; hit at least {HIT_SHARE:.0%} of the prefix, "
+        "limit": f"cached_tokens of every request: cold at most {COLD_SHARE:.0%} of the prompt; "
+        f"hit at least {HIT_SHARE:.0%} of the prefix, "
         f"or all but {HIT_SLACK_TOKENS} tokens and at least half",
         "rule": "lib.load.bench_rows.cached_share",
     }
