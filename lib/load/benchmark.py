@@ -30,6 +30,7 @@ from lib.load.client import Request, run_level
 from lib.load.judge import calibrate
 from lib.load.workloads import Workload, requests_per_level
 from lib.params import BenchmarkParams
+from lib.report.progress import progress_bar
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
 from lib.server import gpu_state, telemetry
 
@@ -187,6 +188,7 @@ class Pace:
 
     def __init__(self, run: NotebookRun, items: Sequence[Item]) -> None:
         self.run, self.items = run, list(items)
+        self.bar = progress_bar(total=len(self.items), bar_format="{desc} {bar} {elapsed}")
         self.taken_s = self.expected_s = 0.0
         self.began = time.monotonic()
         self.stop_asked = False
@@ -212,12 +214,18 @@ class Pace:
         parts += [f"about {left:.0f} s left in all"] if left is not None else []
         return ", ".join(parts)
 
+    def say(self, place: int, done: int = 0, of: int = 0) -> None:
+        """Tells whoever watches: the `workbook` command's line, or a bar in a live notebook."""
+        line = self.words(place, done, of)
+        self.run.say(line)
+        self.bar.set_description_str(line)
+
     def watcher(self, place: int) -> Callable[[dict[str, Any]], None]:
         """What a level calls twice a second: tells progress, and passes a request to stop on, once."""
         self.began = time.monotonic()
 
         def told(state: Mapping[str, Any]) -> None:
-            self.run.say(self.words(place, int(state.get("done", 0)), int(state.get("of", 0))))
+            self.say(place, int(state.get("done", 0)), int(state.get("of", 0)))
             if not self.stop_asked and stop_file(self.run).exists():
                 self.stop_asked = True
                 raise KeyboardInterrupt
@@ -226,6 +234,7 @@ class Pace:
 
     def took(self, place: int, seconds: float) -> None:
         """Notes how long an item took (a record that was there already took none and says nothing)."""
+        self.bar.update(1)
         if seconds > 0.2:
             self.taken_s += seconds
             self.expected_s += self.items[place].expected_s
@@ -259,7 +268,7 @@ def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: fl
         if stopped or late:
             left_out[item.name] = stopped or f"the budget of {budget_s:g} s was used up (budget_s)"
             continue
-        run.say(pace.words(place))
+        pace.say(place)
         at = time.monotonic()
         try:
             taken[item.name] = found = item.take(pace.watcher(place))
@@ -269,6 +278,7 @@ def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: fl
         except KeyboardInterrupt:
             left_out[item.name] = "stopped on request before anything was sent"
             stopped = "stopped on request before it began"
+    pace.bar.close()
     if not run.offline:
         stop_file(run).unlink(missing_ok=True)  # it has been obeyed; the next resume is not to be stopped by it
         local.write_atomic(file, json.dumps(left_out))
