@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
@@ -62,6 +63,9 @@ class Forecast(Record):
     points: list[Point]
     knee: int | None
     knee_reason: str
+    estimate: str | None = Field(
+        default=None, description="why the bounds are estimates: a device's figure that was measured, not stated"
+    )
 
     def point(self, name: str) -> Point | None:
         """The point of that id, None if it was not predicted."""
@@ -386,7 +390,13 @@ def forecast(run: NotebookRun, server: ServerHandle, depths: Mapping[int | str, 
         knee_reason = f"the bound grows with the users up to C={max(rates)}: the knee lies above"
     else:
         knee_reason = f"beyond C={found} a doubling of users adds less than {KNEE_EFFICIENCY:.0%} to log-throughput"
-    return Forecast(inputs=inputs, points=points, knee=found, knee_reason=knee_reason)
+    estimate = None
+    if machine is not None and run.platform(server) == "cpu" and None in (params.bandwidth_bytes_per_s, params.flops_per_s):
+        estimate = (
+            "the CPU's figures were measured on this host, which may have been busy, and its products in float32: "
+            "a quieter moment or a 16-bit kernel may pass them"
+        )
+    return Forecast(inputs=inputs, points=points, knee=found, knee_reason=knee_reason, estimate=estimate)
 
 
 def _point(bound: Bound | None, value: float | None, **common: Any) -> Point:

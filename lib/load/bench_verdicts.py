@@ -294,6 +294,9 @@ def _below_ceiling(run: NotebookRun, levels: Levels, cells: Sequence[DepthCell],
     reason = f"share reached and the term that binds: {words}"
     above = [p.id for p, s, value in shares if (value if s.low is None else s.low) >= 1]
     across = [p.id for p, s, value in shares if p.id not in above and (value if s.high is None else s.high) >= 1]
+    if above and frozen.forecast.estimate:
+        reason = f"passed at {', '.join(above)}, but {frozen.forecast.estimate}; {reason}"
+        return Verdict(status=Status.INCONCLUSIVE, measured=top, reason=reason, evidence=evidence, **common)
     status = Status.FAIL if above else Status.INCONCLUSIVE if across else Status.PASS
     if above:
         reason = f"refuted at {', '.join(above)}: a figure of the device is too low, or a term is too long; {reason}"

@@ -380,6 +380,9 @@ def test_a_rate_above_its_ceiling_refutes_the_ceiling(tmp_path: Path, server: Be
     verdict = {v.id: v for v in bench_verdicts.verdicts(run, levels, [], smoke(run, server), frozen)}["below-ceiling"]
     assert verdict.status == Status.FAIL and "refuted at level-C1" in verdict.reason
     assert verdict.measured is not None and float(verdict.measured.value or 0) > 1
+    guessed = frozen.model_copy(update={"forecast": frozen.forecast.model_copy(update={"estimate": "measured while busy"})})
+    verdict = {v.id: v for v in bench_verdicts.verdicts(run, levels, [], smoke(run, server), guessed)}["below-ceiling"]
+    assert verdict.status == Status.INCONCLUSIVE and "measured while busy" in verdict.reason
 
 
 def test_a_time_s_share_turns_its_interval_round() -> None:

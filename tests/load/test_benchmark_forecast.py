@@ -94,6 +94,7 @@ def test_the_embedded_model_on_a_cpu() -> None:
     assert limit and limit.context_tokens == 8080 + 16
     assert "one rank" in made.inputs["all-reduces"]
     assert "0.269 GB read by one token's step" in made.inputs["weights"]
+    assert "measured on this host" in str(made.estimate)  # a CPU's figures are no data sheet's
 
 
 def test_the_origin_on_eight_gpus_over_pcie() -> None:
@@ -111,6 +112,7 @@ def test_the_origin_on_eight_gpus_over_pcie() -> None:
     assert one.terms_s["weights"] == pytest.approx((19e9 + 216e9 * 10 / 512) / 4 / 1.792e12, rel=1e-6)
     four = made.point("level-C4")
     assert four and four.terms_s["weights"] > one.terms_s["weights"]  # more tokens touch more experts
+    assert made.estimate is None
     stated = predict(Run(config, EIGHT, run.records, allreduce_latency_s=5.3e-6), handle(tp=4, kv_cache_dtype="bf16"))
     faster = stated.point("level-C1")
     assert faster and faster.binds == "weights" and "stated in params" in stated.inputs["all-reduces"]
