@@ -447,6 +447,8 @@ def _terms(point: Point) -> str:
 def input_rows(frozen: Frozen) -> list[Row]:
     """What the prediction was computed from."""
     rows = [{"input": name, "value": words} for name, words in frozen.forecast.inputs.items()]
+    if frozen.forecast.estimate:
+        rows.append({"input": "estimates, not limits", "value": frozen.forecast.estimate})
     reason = next((p.reason for p in frozen.forecast.points if p.reason), None)
     return rows + ([{"input": "not predicted", "value": reason}] if reason else [])
 
