@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
@@ -112,28 +112,46 @@ class SweepParams(NotebookParams):
 
 
 class BenchmarkParams(NotebookParams):
-    """03: the levels and what is sent."""
+    """03: the levels, the context depths and what is sent."""
 
-    concurrency: list[int] = Field(min_length=1)
+    concurrency: list[Annotated[int, Field(ge=1)]] = Field(min_length=1)
     num_requests: int | None = Field(default=None, ge=1, description="per level; None: max(4, 2C)")
+    repeats: int = Field(default=1, ge=1, description="of every level, interleaved: A B C A B C")
     dataset: Literal["code", "chat", "random_ids", "repeating"] = "code"
     input_len: int = Field(default=256, ge=1)
     output_len: int = Field(default=64, ge=1)
     api: Literal["generate", "completions", "chat"] = "completions"
     vocab_size: int | None = Field(default=None, ge=2, description="for random_ids where config.json can't be read")
     seed: int = 42
+    depths: list[Annotated[int, Field(ge=16)] | Literal["limit"]] = Field(
+        default=[], description="context depths in tokens; `limit`: the deepest that the server accepts"
+    )
+    depth_requests: int = Field(default=3, ge=1, description="at each depth; at least as many as users at once")
+    depth_output_len: int = Field(default=32, ge=2)
+    depth_suffix_len: int = Field(default=64, ge=1, description="new tokens after a prefix that is in the cache")
+    agents: int = Field(default=1, ge=1, description="agents at once, beside one user, on the axis of depth")
+    budget_s: float | None = Field(
+        default=None, gt=0, description="no level begins later than this after the first, no depth after the first depth"
+    )
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
     gap_timeout_s: float = Field(
         default=120.0, gt=0, description="a stream in which no byte comes for longer has failed"
     )
     bandwidth_bytes_per_s: float | None = Field(
-        default=None, gt=0, description="of one device; None: measured on a CPU"
+        default=None, gt=0, description="of one device; None: the GPU's row of the table, or measured on a CPU"
+    )
+    flops_per_s: float | None = Field(
+        default=None, gt=0, description="dense 16-bit, of one device; None: as for the bandwidth"
     )
     active_weight_bytes: float | None = Field(
         default=None,
         gt=0,
-        description="weights that one decode step reads on one device; None: all of a dense checkpoint",
+        description="weights that a decode step reads on one device at C=1; None: from the checkpoint's headers",
+    )
+    allreduce_latency_s: float | None = Field(default=None, ge=0, description="of one all-reduce; None: the table's")
+    interconnect_bytes_per_s: float | None = Field(
+        default=None, gt=0, description="one direction of one device; None: by `nvidia-smi topo -m`"
     )
 
 

@@ -1,49 +1,136 @@
-"""Notebook 03's measurements: closed-loop levels and a smoke test, each one raw file, and what they say."""
+"""Notebook 03's measurements: levels of load, depths of context and a smoke test, each one raw record.
+
+Every record is watched (`lib.server.telemetry`): GPU state, Xids, /metrics before and after. A level that fails is kept
+with its reasons and the next one goes on. A request to stop (an interrupted kernel, or a file named `stop` in the run's
+folder) keeps what is measured, the level in progress included; what was left out is named, and `--resume` takes it.
+What the records say is in `bench_rows` and `bench_verdicts`.
+"""
 
 from __future__ import annotations
 
-import itertools
+import contextlib
+import dataclasses
+import functools
+import hashlib
 import json
+import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from lib.audit.probes import token_ids
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
-from lib.load import metrics, workloads
-from lib.load.client import read_level, run_level
+from lib.load import bench_forecast, workloads
+from lib.load.bench_forecast import Forecast, Frozen, depth_id, depth_users
+from lib.load.client import Request, run_level
 from lib.load.judge import calibrate
-from lib.load.metrics import Level
 from lib.load.workloads import Workload, requests_per_level
-from lib.model.facts import Checkpoint
-from lib.model.memory import kv_bytes_per_token
-from lib.model.roofline import DecodeCeiling, decode_ceiling
 from lib.params import BenchmarkParams
-from lib.records import Measured, Prediction, Status, Trial, Verdict
+from lib.report.progress import progress_bar
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
+from lib.server import gpu_state, telemetry
 
-LEVEL_FILE = "level.jsonl"
-#: How far a smoke test may lie from what its parts predict: two requests on a shared machine are not the same minute.
-SMOKE_TOLERANCE = 0.25
-Levels = dict[int, Measurement]
+LEVEL_FILE, WARMUP_FILE = "level.jsonl", "warmup.jsonl"
+#: Tokens of a warm-up request: enough for a prefill and some decode steps.
+WARMUP_TOKENS = 8
+#: Tokens kept free below the served limit, beside the new ones.
+LIMIT_MARGIN = 16
+#: level -> its repeats, first to last; those that were not measured are missing.
+Levels = dict[int, list[Measurement]]
+
+
+@dataclass(frozen=True)
+class DepthCell:
+    """One cell of the depth axis: how deep, how many at once, and its record (raw files in cold/ and hit/)."""
+
+    depth: int | str
+    concurrency: int
+    measurement: Measurement
+
+    def tokens(self) -> int | None:
+        """The prompt's tokens in the cold half, as they were sent; None where nothing was sent."""
+        file = self.measurement.folder / "depth.json"
+        return int(json.loads(file.read_text())["tokens"]) if file.exists() else None
+
+
+class Stopped(WorkbookError):
+    """A level was stopped on request; its record holds what had been measured."""
 
 
 def build_workload(
-    dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None
+    dataset: str, count: int, input_len: int, output_len: int, seed: int, vocab_size: int | None, warmup: int = 1
 ) -> Workload:
-    """The requests of one level: `count` measured ones and one warm-up that is none of them."""
+    """The requests of one level: `count` measured ones and `warmup` that are none of them."""
     if dataset == "random_ids":
-        return workloads.random_ids(count, input_len, output_len, vocab_size=vocab_size, seed=seed)
+        return workloads.random_ids(count, input_len, output_len, vocab_size=vocab_size, seed=seed, warmup=warmup)
     if dataset == "code":
-        return workloads.code_text(count, input_len, output_len, seed=seed)
+        return workloads.code_text(count, input_len, output_len, seed=seed, warmup=warmup)
     if dataset == "repeating":
-        return workloads.repeating_text(count, input_len, output_len, seed=seed)
+        return workloads.repeating_text(count, input_len, output_len, seed=seed, warmup=warmup)
     if dataset == "chat":
-        return workloads.chat_tasks(count, output_len, seed=seed)
+        return workloads.chat_tasks(count, output_len, seed=seed, warmup=warmup)
     raise BadInput("dataset is code, chat, random_ids or repeating", repr(dataset))
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What goes along with a measurement and does not decide its numbers: whose GPUs, and who is told of progress."""
+
+    ranks: list[int] | None = None
+    progress: Callable[[dict[str, Any]], None] | None = None
+
+    @contextlib.contextmanager
+    def over(self, server: Answering, folder: Path) -> Iterator[dict[str, Any]]:
+        """Watches the server and its GPUs during the `with` block."""
+        here = local.is_local_url(server.base_url)
+        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here) as told:
+            yield told
+
+
+def _send(
+    server: Answering,
+    folder: Path,
+    made: Workload,
+    watch: Watch,
+    api: str,
+    concurrency: int,
+    told: str = "",
+    **options: Any,
+) -> None:
+    """Warms up, then sends a workload under watch: warmup.jsonl, level.jsonl and telemetry in `folder`.
+
+    Raises:
+        Stopped: on a request to stop, once the record of what had been measured is written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model = server.control.served_model_name()
+    common: dict[str, Any] = {"model": model, **options}
+    try:
+        if made.warmup:
+            few = [dataclasses.replace(r, max_tokens=min(r.max_tokens, WARMUP_TOKENS)) for r in made.warmup]
+            run_level(server.base_url, api, few, out=folder / WARMUP_FILE, concurrency=len(few), **common)
+        with watch.over(server, folder) as seen:
+            run_level(
+                server.base_url,
+                api,
+                made.requests,
+                out=folder / LEVEL_FILE,
+                concurrency=concurrency,
+                workload=made.describe() | {"warmup_file": WARMUP_FILE},
+                progress=watch.progress,
+                **common,
+            )
+            seen["tokens"] = sum(r.max_tokens for r in made.requests if r.ignore_eos)
+    except KeyboardInterrupt:
+        raise Stopped(
+            f"{len(made.requests)} requests{told}",
+            "stopped on request, what had been measured is kept",
+            "take it again with `workbook run --resume RUN`",
+        ) from None
 
 
 def send_level(
@@ -60,19 +147,19 @@ def send_level(
     gap_timeout_s: float,
     api_key_env: str | None,
     calibration_file: str,
+    watch: Watch = Watch(),  # noqa: B008  (frozen)
 ) -> None:
-    """Sends one closed-loop level after a cache flush and writes its raw record (level.jsonl)."""
-    made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size)
+    """Sends one closed-loop level after a cache flush and a warm-up, and writes its raw record (level.jsonl)."""
+    warmup = max(1, min(concurrency // 4, 32))
+    made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size, warmup)
     server.control.flush_cache()
-    run_level(
-        server.base_url,
+    _send(
+        server,
+        folder,
+        made,
+        watch,
         "chat" if dataset == "chat" else api,
-        made.requests,
-        out=folder / LEVEL_FILE,
-        concurrency=concurrency,
-        model=server.control.served_model_name(),
-        warmup=made.warmup,
-        workload=made.describe(),
+        concurrency,
         gap_timeout_s=gap_timeout_s,
         api_key_env=api_key_env,
         calibration=json.loads(Path(calibration_file).read_text()),
@@ -84,36 +171,207 @@ def take_calibration(folder: Path, streams: int, api: str) -> None:
     local.write_atomic(folder / "calibration.json", json.dumps(calibrate(streams, api=api), default=str))
 
 
-def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
-    """Measures every level of the parameters; a level that fails is kept with its reason and the next one goes on."""
+# the plan and its pace ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """One record to take: its name, how long it should take at the bound, and how it is taken."""
+
+    name: str
+    expected_s: float
+    take: Callable[[Callable[[dict[str, Any]], None]], Measurement]
+
+
+class Pace:
+    """Says per level what is done and how long it will take still, from what earlier levels took against their bound."""
+
+    def __init__(self, run: NotebookRun, items: Sequence[Item]) -> None:
+        self.run, self.items = run, list(items)
+        self.bar = progress_bar(total=len(self.items), bar_format="{desc} {bar} {elapsed}")
+        self.taken_s = self.expected_s = 0.0
+        self.began = time.monotonic()
+        self.stop_asked = False
+
+    def left_s(self, place: int, done: int = 0, of: int = 0) -> float | None:
+        """Seconds from now to the end of the last item; None before anything has been timed."""
+        elapsed = time.monotonic() - self.began
+        this: float | None = None
+        if done and of:
+            this = elapsed * (of - done) / done
+        elif self.expected_s:
+            this = max(0.0, self.items[place].expected_s * self.taken_s / self.expected_s - elapsed)
+        if this is None:
+            return None
+        factor = self.taken_s / self.expected_s if self.expected_s else (elapsed + this) / self.items[place].expected_s
+        return this + sum(item.expected_s for item in self.items[place + 1 :]) * factor
+
+    def words(self, place: int, done: int = 0, of: int = 0) -> str:
+        """One line: which level, how far, how long still."""
+        left = self.left_s(place, done, of)
+        parts = [f"{self.items[place].name} ({place + 1} of {len(self.items)})"]
+        parts += [f"{done} of {of} requests"] if of else []
+        parts += [f"about {left:.0f} s left in all"] if left is not None else []
+        return ", ".join(parts)
+
+    def say(self, place: int, done: int = 0, of: int = 0) -> None:
+        """Tells whoever watches: the `workbook` command's line, or a bar in a live notebook."""
+        line = self.words(place, done, of)
+        self.run.say(line)
+        self.bar.set_description_str(line)
+
+    def watcher(self, place: int) -> Callable[[dict[str, Any]], None]:
+        """What a level calls twice a second: tells progress, and passes a request to stop on, once."""
+        self.began = time.monotonic()
+
+        def told(state: Mapping[str, Any]) -> None:
+            self.say(place, int(state.get("done", 0)), int(state.get("of", 0)))
+            if not self.stop_asked and stop_file(self.run).exists():
+                self.stop_asked = True
+                raise KeyboardInterrupt
+
+        return told
+
+    def took(self, place: int, seconds: float) -> None:
+        """Notes how long an item took (a record that was there already took none and says nothing)."""
+        self.bar.update(1)
+        if seconds > 0.2:
+            self.taken_s += seconds
+            self.expected_s += self.items[place].expected_s
+
+
+def stop_file(run: NotebookRun) -> Path:
+    """The file that asks a running notebook to stop measuring: `stop` in the run's folder."""
+    return run.folder / "stop"
+
+
+def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: float | None) -> dict[str, Measurement]:
+    """Takes records in order; on a request to stop, or past the budget, the rest is named and left out.
+
+    What was left out is kept as raw/NN/not_measured_<section>.json, so that a rebuild leaves out the same.
+    """
+    file = run.raw / f"not_measured_{section}.json"
+    left_out: dict[str, str] = json.loads(file.read_text()) if run.offline and file.exists() else {}
+    taken: dict[str, Measurement] = {}
+    pace = Pace(run, items)
+    began = time.monotonic()
+    stopped: str | None = None
+    for place, item in enumerate(items):
+        recorded = (run.raw / item.name / "stamp.json").exists()
+        if run.offline:
+            if recorded or item.name not in left_out:
+                taken[item.name] = item.take(lambda _: None)
+            continue
+        if stopped is None and stop_file(run).exists():
+            stopped = "stopped on request before it began"
+        late = budget_s is not None and time.monotonic() - began > budget_s and not recorded
+        if stopped or late:
+            left_out[item.name] = stopped or f"the budget of {budget_s:g} s was used up (budget_s)"
+            continue
+        pace.say(place)
+        at = time.monotonic()
+        try:
+            taken[item.name] = found = item.take(pace.watcher(place))
+            pace.took(place, time.monotonic() - at)
+            if (found.problem or "").startswith(Stopped.__name__):
+                stopped = "stopped on request before it began"
+        except KeyboardInterrupt:
+            left_out[item.name] = "stopped on request before anything was sent"
+            stopped = "stopped on request before it began"
+    pace.bar.close()
+    if not run.offline:
+        stop_file(run).unlink(missing_ok=True)  # it has been obeyed; the next resume is not to be stopped by it
+        local.write_atomic(file, json.dumps(left_out))
+    for name, why in left_out.items():
+        if name not in taken:
+            run.skip(name, why)
+    return taken
+
+
+# levels ---------------------------------------------------------------------------------------------------------------
+
+
+def level_name(concurrency: int, repeat: int) -> str:
+    """A level's raw folder: level-C4, and level-C4-r2 for its second repeat."""
+    return f"level-C{concurrency}" + (f"-r{repeat + 1}" if repeat else "")
+
+
+def expected_s(made: Forecast, name: str, count: int, output_len: int, concurrency: int, input_len: int) -> float:
+    """About how long a level takes, up to a factor that is the same for all: from its bound where there is one."""
+    decode, first = made.point(name), next((p for p in made.points if p.kind == "ttft" and p.value), None)
+    rate = decode.value if decode and decode.value else 20.0 * concurrency**0.7
+    prefill = first.value * input_len / max(first.new_tokens, 1) if first and first.value else 0.0
+    return count * output_len / rate + count * prefill
+
+
+def server_ranks(server: ServerHandle) -> list[int] | None:
+    """The GPU of each rank of a server, None where it can't be told (then every GPU counts as its own rank)."""
+    if server.attached:
+        return None
+    flags = server.params.flags
+    base, step = (int(str(flags.get(name) or default)) for name, default in (("base_gpu_id", 0), ("gpu_id_step", 1)))
+    inherited = {k: v for k, v in os.environ.items() if k == "CUDA_VISIBLE_DEVICES"}
+    return gpu_state.visible_gpus({**inherited, **server.params.environment}, base, server.tp_size, step)
+
+
+def measure_calibration(run: NotebookRun) -> Path:
+    """The client's calibration at the highest load of this notebook (raw record `calibration`)."""
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    api = "chat" if params.dataset == "chat" else params.api
+    streams = max([*params.concurrency, *(depth_users(params) if params.depths else [])])
+    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api)
+    return taken.folder / "calibration.json"
+
+
+def measure_levels(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> Levels:
+    """Measures every level of the parameters, repeats interleaved (A B C A B C); a level that fails is kept."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     vocab = vocab_size(run, server)
     if params.dataset == "random_ids" and vocab is None:
         why = "the vocabulary size is not known, and an id outside it kills the server (set vocab_size)"
         run.skip("random-id levels", why)
         return {}
-    api = "chat" if params.dataset == "chat" else params.api
-    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api=api)
-    return {
-        c: run.measure(
-            f"level-C{c}",
-            server,
-            send_level,
-            keep_errors=True,
-            concurrency=c,
-            count=params.num_requests or requests_per_level(c),
-            dataset=params.dataset,
-            input_len=params.input_len,
-            output_len=params.output_len,
-            api=params.api,
-            seed=params.seed,
-            vocab_size=vocab,
-            gap_timeout_s=params.gap_timeout_s,
-            api_key_env=server.params.api_key_env,
-            calibration_file=str(calibrated.folder / "calibration.json"),
-        )
-        for c in params.concurrency
-    }
+    calibration, ranks = measure_calibration(run), server_ranks(server)
+    items = []
+    for repeat in range(params.repeats):
+        for c in params.concurrency:
+            count = params.num_requests or requests_per_level(c)
+            arguments = {
+                "concurrency": c,
+                "count": count,
+                "dataset": params.dataset,
+                "input_len": params.input_len,
+                "output_len": params.output_len,
+                "api": params.api,
+                "seed": params.seed + 10_000 * repeat,
+                "vocab_size": vocab,
+                "gap_timeout_s": params.gap_timeout_s,
+                "api_key_env": server.params.api_key_env,
+                "calibration_file": str(calibration),
+            }
+            seconds = expected_s(frozen.forecast, f"level-C{c}", count, params.output_len, c, params.input_len)
+            take = functools.partial(_take, run, server, level_name(c, repeat), send_level, ranks, arguments)
+            items.append(Item(level_name(c, repeat), seconds, take))
+    taken = take_all(run, "levels", items, params.budget_s)
+    found: Levels = {}
+    for c in params.concurrency:
+        names = [level_name(c, repeat) for repeat in range(params.repeats)]
+        if kept := [taken[name] for name in names if name in taken]:
+            found[c] = kept
+    return found
+
+
+def _take(
+    run: NotebookRun,
+    server: ServerHandle,
+    name: str,
+    function: Callable[..., None],
+    ranks: list[int] | None,
+    arguments: Mapping[str, Any],
+    progress: Callable[[dict[str, Any]], None],
+) -> Measurement:
+    watched = functools.partial(function, watch=Watch(ranks, progress))
+    return run.measure(name, server, watched, keep_errors=True, **arguments)
 
 
 def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
@@ -123,437 +381,169 @@ def vocab_size(run: NotebookRun, server: ServerHandle) -> int | None:
     return checkpoint.vocab_size if checkpoint else params.vocab_size
 
 
+# depths ---------------------------------------------------------------------------------------------------------------
+
+
+def planned_depths(run: NotebookRun, server: ServerHandle) -> dict[int | str, int | None]:
+    """Each depth of the parameters in tokens; `limit` from the context length that the server will have, where it is known."""
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    found: dict[int | str, int | None] = {}
+    for depth in params.depths:
+        if isinstance(depth, int):
+            found[depth] = depth
+            continue
+        checkpoint = run.checkpoint(server)
+        flag = server.params.flags.get("context_length")
+        length = int(str(flag)) if flag else (checkpoint.context_length if checkpoint else None)
+        found[depth] = length - _room(params) if length else None
+    return found
+
+
+def _room(params: BenchmarkParams) -> int:
+    return params.depth_output_len + params.depth_suffix_len + LIMIT_MARGIN
+
+
+def served_limit(run: NotebookRun, server: ServerHandle, prompts: int) -> tuple[int | None, str]:
+    """The deepest prompt that leaves room for its answer, with `prompts` of them in the KV pool, and what says so.
+
+    All prompts of a cell must stay in the pool together, or the second half would not find them there.
+    """
+    launches = server.launches()
+    info = run.server_info(launches[-1]) if launches else None
+    if not info:
+        return None, "the server has not said its limits"
+    states = info.get("internal_states")
+    inner = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
+    length, pool = (info.get(k) or inner.get(k) for k in ("max_req_input_len", "max_total_num_tokens"))
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    limits = []
+    if isinstance(length, int):
+        limits.append((length - _room(params), f"max_req_input_len {length:,}"))
+    if isinstance(pool, int):
+        limits.append((pool // prompts - _room(params), f"a pool of {pool:,} tokens for {prompts} prompts"))
+    return min(limits) if limits else (None, "the server has not said its limits")
+
+
+def depth_prompts(
+    server: Answering, depth: int, count: int, suffix_len: int, seed: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Pairs of prompts as token ids: one of exactly `depth` tokens of code, and the same with `suffix_len` more.
+
+    The first line of each is its own, so that no two share a prefix. The second prompt is what an agent sends next: all
+    that was there, and something new.
+
+    Raises:
+        BadInput: the texts give too few tokens.
+    """
+    texts = workloads.code_text(count, depth * 2, 1, seed=seed, warmup=0).requests
+    ends = workloads.code_text(count, suffix_len * 4, 1, seed=seed + 1, warmup=0).requests
+    pairs, short = [], []
+    for i, (text, end) in enumerate(zip(texts, ends, strict=True)):
+        mark = hashlib.sha256(f"{seed} {depth} {i}".encode()).hexdigest()[:12]
+        ids = tuple(token_ids(server, f"{mark}\n{text.prompt}", depth))
+        new = tuple(token_ids(server, str(end.prompt), suffix_len))
+        if len(ids) < depth or len(new) < suffix_len:
+            short.append(f"prompt {i}: {len(ids)} and {len(new)} tokens")
+        pairs.append((ids, ids + new))
+    if short:
+        raise BadInput(f"{depth} tokens and {suffix_len} more", "; ".join(short[:3]), "lower the depth")
+    return pairs
+
+
+def send_depth(
+    server: Answering,
+    folder: Path,
+    depth: int,
+    concurrency: int,
+    count: int,
+    output_len: int,
+    suffix_len: int,
+    seed: int,
+    gap_timeout_s: float,
+    api_key_env: str | None,
+    calibration_file: str,
+    watch: Watch = Watch(),  # noqa: B008  (frozen)
+) -> None:
+    """Sends `count` prompts of one depth to an empty cache (cold/), then each again with a new end (hit/).
+
+    Over /generate as token ids: the depth is exact, and each answer says how many tokens came from the cache.
+    """
+    pairs = depth_prompts(server, depth, count + 1, suffix_len, seed)
+    warm = Request("depth-w0", pairs.pop()[0][: min(depth, 256)], WARMUP_TOKENS)
+    local.write_atomic(
+        folder / "depth.json",
+        json.dumps({"tokens": depth, "suffix": suffix_len, "requests": count, "users": concurrency}),
+    )
+    server.control.flush_cache()
+    options = {
+        "gap_timeout_s": gap_timeout_s, "api_key_env": api_key_env,
+        "calibration": json.loads(Path(calibration_file).read_text()),
+    }  # fmt: skip
+    for half, place in (("cold", 0), ("hit", 1)):
+        settings = {"depth": depth, "half": half, "suffix_len": suffix_len, "text": "standard library, as token ids"}
+        made = workloads.make_workload(f"depth_{half}", [p[place] for p in pairs], output_len, 0, seed, settings)
+        if half == "cold":
+            made = dataclasses.replace(made, warmup=(warm,))
+        _send(server, folder / half, made, watch, "generate", concurrency, f" of {half} prompts", **options)
+
+
+def measure_depths(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> list[DepthCell]:
+    """Measures every depth for one user and for the agents, cold and with a prefix hit; what is too deep is named."""
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    if not params.depths:
+        run.skip("context depths", "the parameters name none (depths)")
+        return []
+    calibration, ranks = measure_calibration(run), server_ranks(server)
+    if not run.offline and not server.launches():
+        server.get()  # only a server that has run says how deep a prompt may be
+    items, cells = [], []
+    for depth, planned in planned_depths(run, server).items():
+        for c in depth_users(params):
+            count = math.ceil(params.depth_requests / c) * c  # all users are busy to the end
+            limit, said = served_limit(run, server, count)
+            tokens = limit if depth == "limit" else planned
+            name = depth_id(depth, c)
+            if tokens is None or tokens < 16 or (limit is not None and tokens > limit):
+                run.skip(name, f"{tokens if tokens is not None else 'unknown'} tokens: {said}")
+                continue
+            arguments = {
+                "depth": tokens,
+                "concurrency": c,
+                "count": count,
+                "output_len": params.depth_output_len,
+                "suffix_len": params.depth_suffix_len,
+                "seed": params.seed + c,
+                "gap_timeout_s": params.gap_timeout_s,
+                "api_key_env": server.params.api_key_env,
+                "calibration_file": str(calibration),
+            }
+            seconds = expected_s(frozen.forecast, f"{name}-decode", 2 * count, params.depth_output_len, c, tokens)
+            items.append(Item(name, seconds, functools.partial(_take, run, server, name, send_depth, ranks, arguments)))
+            cells.append((depth, c, name))
+    taken = take_all(run, "depths", items, params.budget_s)
+    return [DepthCell(depth, c, taken[name]) for depth, c, name in cells if name in taken]
+
+
+# the prediction and the smoke test ------------------------------------------------------------------------------------
+
+
+def forecast_now(run: NotebookRun, server: ServerHandle) -> Forecast:
+    """The prediction as it is computed now (see `bench_forecast.freeze` for the one that counts)."""
+    return bench_forecast.forecast(run, server, planned_depths(run, server))
+
+
+def predict(run: NotebookRun, server: ServerHandle) -> Frozen:
+    """The run's frozen prediction; written down now if there is none yet."""
+    return bench_forecast.freeze(run, forecast_now(run, server))
+
+
 def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_key_env: str | None) -> None:
     """One chat completion, alone and cold, as people try a server by hand (level.jsonl of one request)."""
     made = workloads.make_workload(
         "smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False
     )
     server.control.flush_cache()
-    run_level(
-        server.base_url,
-        "chat",
-        made.requests,
-        out=folder / LEVEL_FILE,
-        concurrency=1,
-        model=server.control.served_model_name(),
-        workload=made.describe(),
-        api_key_env=api_key_env,
-    )
-
-
-def level_of(measurement: Measurement) -> Level | None:
-    """The raw level of a measurement, None if it left none."""
-    file = measurement.folder / LEVEL_FILE
-    return read_level(file) if file.exists() else None
-
-
-def origin_rows(levels: Levels) -> list[dict[str, Any]]:
-    """The origin's table, measured here; a level without a record shows why."""
-    rows = []
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        if level is None or measurement.stamp.invalid:
-            rows.append({"concurrency": c, "problem": measurement.problem or "no record"})
-        else:
-            rows.append({**metrics.origin_row(level), "problem": measurement.problem or ""})
-    return rows
-
-
-def figure_rows(levels: Levels) -> list[dict[str, Any]]:
-    """Levels as the throughput figure takes them."""
-    rows = []
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        if level is not None and measurement.ok:
-            s = metrics.level_summary(level)
-            rows.append(
-                {
-                    "concurrency": c,
-                    "output_tokens_per_s": s["output_tokens_per_s"],
-                    "ttft_s": s["ttft_s_p50"],
-                    "itl_s": s["chunk_gap_s_p50"],
-                }
-            )
-    return rows
-
-
-def latency_rows(levels: Levels, keys: Sequence[str]) -> list[dict[str, Any]]:
-    """Chosen metrics by level; a level that the client spoilt shows the reason instead of a number."""
-    rows = []
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        if level is not None and not measurement.stamp.invalid:
-            s = metrics.level_summary(level)
-            rows.append({"concurrency": c, **{key: s[key] for key in keys}})
-    return rows
-
-
-def failure_rows(levels: Levels) -> list[dict[str, Any]]:
-    """Requests that failed, by level and cause; sent = ok + failed."""
-    rows = []
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        if level is None:
-            rows.append(
-                {"concurrency": c, "sent": 0, "ok": 0, "failed": 0, "causes": measurement.problem or "no record"}
-            )
-            continue
-        causes = metrics.failures(level)
-        failed = sum(causes.values())
-        words = ", ".join(f"{name}: {n}" for name, n in causes.items()) or "none"
-        rows.append(
-            {
-                "concurrency": c,
-                "sent": len(level.requests),
-                "ok": len(level.requests) - failed,
-                "failed": failed,
-                "causes": words,
-            }
-        )
-    return rows
-
-
-def smoke_rows(measurement: Measurement) -> list[dict[str, Any]]:
-    """The smoke test's figure taken apart: how many tokens, how long to the first, how fast after it."""
-    level = level_of(measurement)
-    if level is None or not level.requests:
-        return [{"what": "smoke test", "value": Measured(value=None, reason=measurement.problem or "no record")}]
-    words = {
-        "output_tokens": "output tokens, as the server counts them",
-        "reasoning_tokens": "of these, reasoning tokens",
-        "ttft_s": "time to first token",
-        "decode_s": "decode time after it",
-        "decode_tokens_per_s": "decode rate",
-        "tokens_per_s": "tokens over end-to-end time (what a smoke test prints)",
-        "ttft_frac": "share of the time before the first token",
-    }
-    apart = metrics.decompose(level.requests[0])
-    return [{"what": text, "value": apart[key]} for key, text in words.items()]
-
-
-def measure_bandwidth(folder: Path) -> None:
-    """Measures this CPU's read bandwidth: the best of five sums over 512 MB (bandwidth.json)."""
-    block = np.ones(64 * 1024 * 1024, dtype=np.float64)
-    best = 0.0
-    for _ in range(5):
-        began = time.perf_counter()
-        block.sum()
-        best = max(best, block.nbytes / (time.perf_counter() - began))
-    local.write_atomic(
-        folder / "bandwidth.json", json.dumps({"read_bytes_per_s": best, "threads": 1, "bytes": block.nbytes})
-    )
-
-
-def ceiling_at(run: NotebookRun, server: ServerHandle, concurrency: int) -> DecodeCeiling | str:
-    """The bandwidth ceiling of the decode rate at one level, or the reason why it isn't computed.
-
-    Bandwidth and active weights of one device come from params where they are given. Otherwise: on a CPU the read
-    bandwidth of one thread is measured (a server with several threads may read faster), and a dense checkpoint reads all
-    its weights but an untied input embedding.
-    """
-    params: BenchmarkParams = run.params  # type: ignore[assignment]
-    checkpoint = run.checkpoint(server)
-    if checkpoint is None or checkpoint.architecture is None:
-        return (checkpoint.architecture_error if checkpoint else None) or "the model files are not read here"
-    weights = params.active_weight_bytes
-    if weights is None:
-        if "experts" in json.dumps(checkpoint.config):
-            return "which share of a mixture's weights a step reads is not known (set active_weight_bytes)"
-        if checkpoint.weight_bytes is None:
-            return "the checkpoint has no safetensors headers"
-        weights = (checkpoint.weight_bytes - _embedding_bytes(checkpoint)) / server.tp_size
-    bandwidth = params.bandwidth_bytes_per_s
-    if bandwidth is None:
-        if run.platform(server) != "cpu":
-            return "the bandwidth of this host's GPUs is not known (set bandwidth_bytes_per_s)"
-        bandwidth = run.measure("bandwidth", None, measure_bandwidth).json("bandwidth.json")["read_bytes_per_s"]
-    try:
-        kv = kv_bytes_per_token(
-            checkpoint,
-            server.tp_size,
-            str(server.params.flags.get("kv_cache_dtype") or "auto"),
-            sglang_version=run.version(server),
-            platform=run.platform(server),
-        ).per_gpu
-    except WorkbookError as error:
-        return str(error)
-    return decode_ceiling(int(weights), kv, params.input_len + params.output_len / 2, concurrency, float(bandwidth))
-
-
-def _embedding_bytes(checkpoint: Checkpoint) -> int:
-    """Bytes of an input embedding of its own (a step looks up one row of it); 0 where it is tied to the head."""
-    config = checkpoint.config.get("text_config") or checkpoint.config
-    if config.get("tie_word_embeddings", checkpoint.config.get("tie_word_embeddings", True)):
-        return 0
-    return int(config.get("vocab_size") or 0) * int(config.get("hidden_size") or 0) * 2
-
-
-def decode_rates(levels: Levels) -> dict[int, Measured]:
-    """C times the mean decode rate of a request at each level: what the decode ceiling is compared with."""
-    rates = {}
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        if level is None or not measurement.ok:
-            continue
-        one = metrics.level_summary(level)["decode_tokens_per_s_mean"]
-        if isinstance(one.value, (int, float)):
-            low, high = (None if x is None else c * x for x in (one.low, one.high))
-            rates[c] = Measured(value=c * one.value, unit="tok/s", n=one.n, low=low, high=high, reason=one.reason)
-    return rates
-
-
-def predictions(run: NotebookRun, server: ServerHandle, levels: Levels | None = None) -> list[Prediction]:
-    """The decode ceiling at each level, beside C times the measured decode rate of a request."""
-    made = []
-    params: BenchmarkParams = run.params  # type: ignore[assignment]
-    measured = decode_rates(levels or {})
-    for c in params.concurrency:
-        ceiling = ceiling_at(run, server, c)
-        if isinstance(ceiling, DecodeCeiling):
-            predicted = Measured(value=ceiling.output_tokens_per_s, unit="tok/s", reason="a ceiling")
-        else:
-            predicted = Measured(value=None, unit="tok/s", reason=ceiling)
-        made.append(
-            Prediction(
-                id=f"ceiling-C{c}",
-                what=f"decode rate that memory bandwidth allows at C={c}, all requests together",
-                predicted=predicted,
-                formula="C / ((weight bytes + C x context x KV bytes per token) / read bandwidth)",
-                source="lib.model.roofline.decode_ceiling",
-                measured=measured.get(c),
-            )
-        )
-    return made
-
-
-def ceiling_rows(made: Sequence[Prediction]) -> list[dict[str, Any]]:
-    """What share of the ceiling is reached at each level."""
-    return [
-        {"level": p.id.removeprefix("ceiling-"), "ceiling": p.predicted, "decode rate": p.measured, "share": _share(p)}
-        for p in made
-    ]
-
-
-def _share(p: Prediction) -> Measured:
-    if (
-        p.measured is None
-        or not isinstance(p.measured.value, (int, float))
-        or not isinstance(p.predicted.value, (int, float))
-    ):
-        return Measured(value=None, reason=p.predicted.reason if p.predicted.value is None else "not measured")
-    top = float(p.predicted.value)
-    low, high = (None if x is None else x / top for x in (p.measured.low, p.measured.high))
-    return Measured(
-        value=p.measured.value / top, unit="frac", n=p.measured.n, low=low, high=high, reason=p.measured.reason
-    )
-
-
-def _below_ceiling(run: NotebookRun, levels: Levels, made: Sequence[Prediction]) -> Verdict:
-    common: dict[str, Any] = {
-        "id": "below-ceiling",
-        "claim": "The decode rate stays below the bandwidth ceiling, so the ceiling is not refuted",
-        "limit": "measured interval below the ceiling at every level",
-        "rule": "lib.model.roofline.decode_ceiling",
-        "launch_ids": list(dict.fromkeys(i for m in levels.values() for i in m.launch_ids)),
-    }
-    shares = {p.id: _share(p) for p in made}
-    known = {name: float(m.value) for name, m in shares.items() if isinstance(m.value, (int, float))}
-    if not known:
-        reason = next((m.reason for m in shares.values() if m.reason), "nothing was measured")
-        return Verdict(status=Status.INCONCLUSIVE, reason=reason, **common)
-    top = max(known, key=lambda name: known[name])
-    evidence = [run.evidence(m.folder / LEVEL_FILE) for m in levels.values() if (m.folder / LEVEL_FILE).exists()]
-    if (run.raw / "bandwidth" / "bandwidth.json").exists():
-        evidence.append(run.evidence(run.raw / "bandwidth" / "bandwidth.json"))
-    words = ", ".join(f"{name.removeprefix('ceiling-')}: {share:.0%}" for name, share in known.items())
-    status = Status.PASS if (shares[top].high or known[top]) < 1 else Status.FAIL
-    return Verdict(
-        status=status,
-        measured=shares[top],
-        reason=f"share of the ceiling reached: {words}",
-        evidence=evidence,
-        **common,
-    )
-
-
-def trials(run: NotebookRun, levels: Levels) -> list[Trial]:
-    """One trial a level: works only if every request did, on one server, with a client that kept up."""
-    made = []
-    for c, measurement in levels.items():
-        level = level_of(measurement)
-        outcome, reason = _outcome(measurement, level)
-        values = {}
-        if level is not None and outcome != "identity_mismatch":
-            s = metrics.level_summary(level)
-            values = {key: s[key] for key in ("output_tokens_per_s", "ttft_s_p50", "chunk_gap_s_p50")}
-        made.append(
-            Trial(
-                id=f"level-C{c}",
-                what=f"closed loop, C={c}",
-                outcome=outcome,
-                reason=reason,
-                values=values,
-                evidence=[run.evidence(measurement.folder / (LEVEL_FILE if level else "stamp.json"))],
-                launch_ids=measurement.launch_ids,
-                seconds=measurement.stamp.seconds,
-            )
-        )
-    return made
-
-
-def _outcome(measurement: Measurement, level: Level | None) -> tuple[str, str | None]:
-    if measurement.stamp.invalid:
-        return "identity_mismatch", measurement.stamp.invalid
-    if level is None:
-        return "crashes", measurement.problem
-    causes = metrics.failures(level)
-    verdict = metrics.client_verdict(level)
-    if verdict.status == "client_bound":
-        return "client_bound", "; ".join(verdict.reasons)
-    if causes:
-        return "crashes", ", ".join(f"{n} {name}" for name, n in causes.items())
-    if verdict.status != "ok":
-        return "not_enough_data", f"every request ok, but the client is {verdict.status}: {'; '.join(verdict.reasons)}"
-    return "works", None
-
-
-def verdicts(run: NotebookRun, server: ServerHandle, levels: Levels, smoke: Measurement) -> list[Verdict]:
-    """What the levels and the smoke test show, each claim with its limit."""
-    tried = trials(run, levels)
-    made = [
-        Verdict(
-            id=t.id,
-            claim=f"At C={c} every request is answered by the server under test",
-            status=t.status,
-            measured=t.values.get("output_tokens_per_s"),
-            limit="0 failed requests, one server identity, client keeps up",
-            rule="lib.load.benchmark",
-            reason=t.reason or "all requests ok",
-            evidence=t.evidence,
-            launch_ids=t.launch_ids,
-        )
-        for c, t in zip(levels, tried, strict=True)
-    ]
-    if not levels:
-        reason = run.skipped[-1] if run.skipped else "no level was asked for"
-        made.append(Verdict(id="levels", claim="Levels were measured", status=Status.INCONCLUSIVE, reason=reason))
-    made.append(_scaling(levels, tried))
-    made.append(_below_ceiling(run, levels, predictions(run, server, levels)))
-    made.append(_smoke_verdict(run, levels, smoke))
-    return made
-
-
-def _scaling(levels: Levels, tried: Sequence[Trial]) -> Verdict:
-    ids = [i for t in tried for i in t.launch_ids]
-    evidence = [e for t in tried for e in t.evidence]
-    rates = {c: t.values.get("output_tokens_per_s") for c, t in zip(levels, tried, strict=True) if t.outcome == "works"}
-    known = {c: m for c, m in rates.items() if m is not None and isinstance(m.value, (int, float))}
-    common: dict[str, Any] = {
-        "id": "more-users",
-        "claim": "More concurrent requests give more total throughput, up to the highest level",
-        "limit": "the 95% interval of each level lies above the one before (requests of one run; not other days)",
-        "rule": "lib.load.benchmark",
-        "evidence": evidence,
-        "launch_ids": list(dict.fromkeys(ids)),
-    }
-    if len(known) < 2:
-        return Verdict(status=Status.INCONCLUSIVE, reason="fewer than two levels worked", **common)
-    steps = sorted(known)
-    rate = {c: float(known[c].value) for c in steps}  # type: ignore[arg-type]
-    gain = Measured(value=rate[steps[-1]] / rate[steps[0]], unit="x", n=len(known), reason="highest over lowest level")
-    words = ", ".join(f"C={c}: {rate[c]:.4g} tok/s" for c in steps)
-    if any(m.low is None or m.high is None for m in known.values()):
-        return Verdict(status=Status.INCONCLUSIVE, measured=gain, reason=f"{words}; no interval", **common)
-    pairs = list(itertools.pairwise(steps))
-    falls = [f"C={a} to C={b}" for a, b in pairs if (known[b].high or 0) < (known[a].low or 0)]
-    unclear = [f"C={a} to C={b}" for a, b in pairs if not falls and (known[b].low or 0) <= (known[a].high or 0)]
-    if falls:
-        return Verdict(status=Status.FAIL, measured=gain, reason=f"{words}; it falls from {', '.join(falls)}", **common)
-    if unclear:
-        return Verdict(
-            status=Status.INCONCLUSIVE,
-            measured=gain,
-            reason=f"{words}; intervals overlap: {', '.join(unclear)}",
-            **common,
-        )
-    return Verdict(status=Status.PASS, measured=gain, reason=words, **common)
-
-
-def _smoke_verdict(run: NotebookRun, levels: Levels, smoke: Measurement) -> Verdict:
-    """Whether the smoke test's figure follows from its wait for the first token and the decode rate of the C=1 level."""
-    file = smoke.folder / (LEVEL_FILE if (smoke.folder / LEVEL_FILE).exists() else "stamp.json")
-    common: dict[str, Any] = {
-        "id": "smoke-test",
-        "claim": "The smoke test's tokens per second follow from its time to first token and the decode rate measured at C=1",
-        "limit": f"within {SMOKE_TOLERANCE:.0%} of n / (TTFT + (n - 1) / decode rate at C=1)",
-        "rule": "lib.load.metrics.decompose",
-        "evidence": [run.evidence(file)],
-        "launch_ids": smoke.launch_ids,
-    }
-    if smoke.stamp.invalid:
-        return Verdict(status=Status.INVALID, reason=smoke.stamp.invalid, **common)
-    level = level_of(smoke)
-    apart = metrics.decompose(level.requests[0]) if level and level.requests else {}
-    numbers = {k: float(m.value) for k, m in apart.items() if isinstance(m.value, (int, float))}
-    if not {"tokens_per_s", "output_tokens", "ttft_s"} <= numbers.keys():
-        reason = apart["tokens_per_s"].reason if apart else None
-        return Verdict(status=Status.INCONCLUSIVE, reason=reason or smoke.problem or "no answer", **common)
-    figure = apart["tokens_per_s"]
-    alone = levels.get(1)
-    single = level_of(alone) if alone is not None and alone.ok else None
-    rate = metrics.level_summary(single)["decode_tokens_per_s_mean"] if single else None
-    if alone is None or rate is None or not isinstance(rate.value, (int, float)):
-        return Verdict(
-            status=Status.INCONCLUSIVE, measured=figure, reason="there is no usable level C=1 to compare with", **common
-        )
-    common["evidence"].append(run.evidence(alone.folder / LEVEL_FILE))
-    common["launch_ids"] = list(dict.fromkeys([*smoke.launch_ids, *alone.launch_ids]))
-    n, ttft = numbers["output_tokens"], numbers["ttft_s"]
-    expected = n / (ttft + (n - 1) / float(rate.value))
-    off = numbers["tokens_per_s"] / expected - 1
-    words = (
-        f"{n:.0f} tokens, {ttft:.3f} s to the first, then {numbers.get('decode_tokens_per_s', 0):.4g} tok/s "
-        f"(C=1 decoded at {rate.value:.4g}): expected {expected:.4g} tok/s, seen {numbers['tokens_per_s']:.4g} ({off:+.0%})"
-    )
-    predicted = Measured(value=expected, unit="tok/s", reason="computed")
-    status = Status.PASS if abs(off) <= SMOKE_TOLERANCE else Status.FAIL
-    return Verdict(status=status, measured=figure, predicted=predicted, reason=words, **common)
-
-
-def recommendation(made: Sequence[Verdict], levels: Levels) -> str:
-    """One sentence from the verdicts."""
-    bad = [v for v in made if v.status != Status.PASS]
-    rows = figure_rows(levels)
-    if not rows:
-        return "No level gave a usable measurement: read the failures before anything else."
-    rows = [r for r in rows if isinstance(r["output_tokens_per_s"].value, (int, float))]
-    if not rows:
-        return "No request succeeded: read the failures before anything else."
-    best = max(rows, key=lambda r: r["output_tokens_per_s"].value)
-    text = f"Highest measured throughput: {best['output_tokens_per_s'].value:.4g} tok/s at C={best['concurrency']}"
-    return (
-        f"{text}; not everything passed: {', '.join(v.id for v in bad)}."
-        if bad
-        else f"{text}; every request was answered."
-    )
-
-
-def reference_rows(reference: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Published rows from the profile (marked as such), in the origin table's columns."""
-    return [dict(row) for row in reference.get(key, [])]
-
-
-#: Metrics that notebook 03 shows by level, in this order.
-LATENCY = ("ttft_s_p50", "ttft_s_p99", "chunk_gap_s_p50", "chunk_gap_s_p99", "token_latency_s_mean", "e2e_s_p50")
-#: Throughput over the whole run and over the window in which all slots were busy.
-THROUGHPUT = (
-    "output_tokens_per_s",
-    "steady_output_tokens_per_s",
-    "steady_window_s",
-    "request_output_tokens_per_s_mean",
-)
-#: What shows that the client kept up.
-CLIENT = ("client", "client_lag_p99_s", "client_cpu_frac")
+    _send(server, folder, made, Watch(), "chat", 1, api_key_env=api_key_env)
 
 
 def measure_smoke(run: NotebookRun, server: ServerHandle) -> Measurement:

@@ -292,6 +292,107 @@ def _legend(figure: Chart, series: Mapping[str, Any]) -> None:
         figure.legend(handles, labels, loc="outside lower left", ncols=min(4, len(labels)))
 
 
+#: Panels of `by_depth`: key of a row, title, unit of bare numbers.
+DEPTH_PANELS: tuple[tuple[str, str, str], ...] = (
+    ("ttft_s", "Time to first token", "s"),
+    ("decode", "Decode rate of one request", "tok/s"),
+)
+
+
+def by_depth(
+    series: Mapping[str, Iterable[Any]],
+    *,
+    bounds: Sequence[str] = (),
+    panels: Sequence[tuple[str, str, str]] = DEPTH_PANELS,
+    title: str = "",
+) -> Chart:
+    """Return time to first token (logarithmic) and decode rate by context depth, one line a series, with 95% intervals.
+
+    Args:
+        series: name -> rows with `depth` (tokens) and, per panel, a `Measured` or a number in the panel's unit.
+        bounds: names of series that are predictions, drawn dashed and without points.
+        panels: (key, title, unit) of each panel.
+        title: one line above the figure.
+    """
+    taken = {name: list(rows) for name, rows in series.items()}
+    used = [
+        panel for panel in panels
+        if any(_number(_measured(_get(r, panel[0]), panel[2])) is not None for rows in taken.values() for r in rows)
+    ]  # fmt: skip
+    if not used:
+        return _nothing(title or "Time to first token and decode rate by depth", "no depth was measured")
+    words: list[str] = []
+    depths = sorted({float(_get(row, "depth")) for rows in taken.values() for row in rows})
+    with matplotlib.rc_context(_STYLE):
+        figure = _chart(4.4 * len(used), 3.3)
+        for axes, (key, heading, unit) in zip(figure.subplots(1, len(used), squeeze=False)[0], used, strict=True):
+            points = {name: [(float(_get(r, "depth")), _measured(_get(r, key), unit)) for r in rows]
+                      for name, rows in taken.items()}  # fmt: skip
+            top = max((float(_number(p) or 0.0) for listed in points.values() for _, p in listed), default=0.0)
+            scale, shown_unit = display_unit(top, unit)
+            highest, lowest = 0.0, math.inf
+            beyond = []
+            data = [(float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed]
+            linear = not key.startswith("ttft")
+            for index, (name, listed) in enumerate(points.items()):
+                drawn = sorted((p for p in listed if _number(p[1]) is not None), key=lambda p: p[0])
+                if not drawn:
+                    continue
+                values = [float(_number(p) or 0.0) * scale for _, p in drawn]
+                if linear and name in bounds and data and min(values) > 4 * max(data):
+                    beyond.append(f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}")
+                    words.append(f"{heading}: {beyond[-1]}, above the axis")
+                    continue
+                highest = max([highest, *values, *((p.high or 0.0) * scale for _, p in drawn)])
+                lowest = min([lowest, *values, *(p.low * scale for _, p in drawn if p.low is not None)])
+                if name in bounds:
+                    marker = "_" if len(drawn) == 1 else ""
+                    axes.plot(
+                        [d for d, _ in drawn], values, color=LIMIT_COLOUR, linestyle=(0, (5, 3)), linewidth=1.1,
+                        marker=marker, label=_label(name),
+                    )  # fmt: skip
+                else:
+                    _errorbar(axes, [d for d, _ in drawn], [p for _, p in drawn], scale, index, name)
+                said = ", ".join(f"{d:,.0f} tokens: {shown(p).text(with_n=False)}" for d, p in drawn)
+                words.append(f"{heading} of {name}: {said}")
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(depths, [f"{d:,.0f}" for d in depths])
+            axes.set_xticks([], minor=True)
+            axes.set_xlabel("context (tokens)")
+            logarithmic = not linear and 0 < lowest < math.inf
+            for line in beyond:
+                axes.annotate(
+                    f"{line}, above this axis", (0.0, 1.0), xycoords="axes fraction", xytext=(4, -2),
+                    textcoords="offset points", va="top", color=LIMIT_COLOUR, fontsize=8,
+                )  # fmt: skip
+                highest *= 1.2
+            axes.set_title(_label(f"{heading} ({shown_unit}{', log' if logarithmic else ''})"))
+            if logarithmic:
+                axes.set_yscale("log")
+                axes.set_ylim(lowest / 1.5, highest * 1.5)
+                marks = _decade_marks(lowest / 1.5, highest * 1.5)
+                axes.set_yticks(marks, [number_text(mark) for mark in marks])
+                axes.set_yticks([], minor=True)
+            else:
+                axes.set_ylim(0, highest * 1.12 if highest > 0 else 1)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        more = [(h, n) for h, n in zip(*figure.axes[-1].get_legend_handles_labels(), strict=True) if n not in labels]
+        figure.legend(
+            [*handles, *(h for h, _ in more)], [*labels, *(n for _, n in more)], loc="outside lower left", ncols=3
+        )
+        if title:
+            figure.suptitle(_label(title, 120), x=0.01, ha="left", fontsize=10)
+    return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
+
+
+def _decade_marks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 of each decade between two positive numbers; only the ones where that would be more than seven."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    every = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
+    inside = [mark for mark in every if low <= mark <= high]
+    return inside if len(inside) <= 7 else [mark for mark in inside if round(math.log10(mark), 9).is_integer()]
+
+
 def difference_by_position(
     buckets: Iterable[Any] | Mapping[str, Iterable[Any]],
     limits: Sequence[float] | float | None = None,

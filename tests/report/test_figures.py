@@ -16,6 +16,7 @@ from lib.records import Measured
 from lib.report import figures
 from lib.report.figures import (
     acceptance,
+    by_depth,
     difference_by_position,
     figure_alt,
     figure_svg,
@@ -31,6 +32,9 @@ PHASES = [{"phase": "import", "seconds": 8.1}, {"phase": "load weights", "second
           {"phase": "capture graphs", "seconds": None}]  # fmt: skip
 RATES = [{"label": "random ids", "accept_length": interval(1.02, "", 0.01, 64), "most": 4},
          {"label": "chat", "accept_length": None}]  # fmt: skip
+DEPTHS = {"one user, cold": [{"depth": 1024, "ttft_s": interval(0.4, "s", 0.1, 3), "decode": interval(20.0, "tok/s", 2.0, 3)},
+                             {"depth": 8192, "ttft_s": interval(9.1, "s", 1.0, 3), "decode": None}],
+          "bound": [{"depth": 1024, "ttft_s": 0.1, "decode": 40.0}, {"depth": 8192, "ttft_s": 2.0, "decode": 35.0}]}  # fmt: skip
 
 MADE: dict[str, Callable[[], figures.Chart]] = {
     "throughput": lambda: throughput_latency(
@@ -41,6 +45,7 @@ MADE: dict[str, Callable[[], figures.Chart]] = {
     "phases": lambda: startup_phases(PHASES, deadline_s=60.0),
     "launches": lambda: startup_phases([{**p, "launch": name} for name in ("a", "b") for p in PHASES]),
     "acceptance": lambda: acceptance(RATES),
+    "depth": lambda: by_depth(DEPTHS, bounds=["bound"]),
 }  # fmt: skip
 
 
@@ -167,3 +172,11 @@ def test_making_figures_changes_nothing_global() -> None:
 def test_foreign_figure_has_a_poor_but_true_name() -> None:
     """A figure that was not made here says that it has no description."""
     assert figure_alt(Figure()) == "a figure without a description"
+
+
+def test_depths_are_said_in_words_and_nothing_measured_gives_a_reason() -> None:
+    """Each series with its depths and intervals; a missing point is left out; no series is a sentence, not an empty frame."""
+    words = figure_alt(by_depth(DEPTHS, bounds=["bound"]))
+    assert "Time to first token of one user, cold: 1,024 tokens: " in words and "8,192 tokens: 9.1 s" in words
+    assert words.count("8,192 tokens") == 3  # the decode rate of the deepest measured point is missing
+    assert "no depth was measured" in figure_alt(by_depth({}))

@@ -1,0 +1,237 @@
+"""Bounds by hand: each expected value is arithmetic in a comment, and no unknown is guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from lib.errors import BadInput
+from lib.model import roofline
+from lib.model.roofline import Attention, Device, Link, Machine, Weights
+
+SLOW = Device(name="d", bandwidth_bytes_per_s=10e9, flops_per_s=None, source="test")
+FULL = Attention(kv={"full_attention": (23_040, None)}, state_bytes=0, products_per_token=0)
+
+
+def machine(**changes: object) -> Machine:
+    values: dict[str, object] = {
+        "device": SLOW, "weights": None, "weight_bytes": 269e6, "attention": FULL, "layers": 30, "hidden_size": 576
+    }  # fmt: skip
+    return Machine.model_validate(values | changes)
+
+
+def plain(**changes: object) -> Weights:
+    values = dict.fromkeys(
+        ("shared_bytes", "expert_bytes", "looked_up_bytes", "unused_bytes", "shared_parameters", "expert_parameters", "head_parameters"), 0
+    )
+    return Weights.model_validate(values | changes)
+
+
+def test_the_docstring_example_of_a_decode_step() -> None:
+    """Weights and KV over bandwidth; the longer of both binds."""
+    # (269e6 + 23040 * 288) / 10e9 = 27.564 ms -> 36.28 tok/s
+    bound = roofline.decode_bound(machine(), 1, 288)
+    assert bound.tokens_per_s == pytest.approx(36.28, abs=0.01)
+    assert bound.binds == "weights"
+    # at 100 sequences of 1000 tokens KV is 2.3 GB against 0.27 GB
+    assert roofline.decode_bound(machine(), 100, 1000).binds == "KV cache"
+
+
+def test_the_origin_s_ceiling_of_620_tokens_a_second() -> None:
+    """About 23 GB of active weights over 8 GPUs of 1.79 TB/s, before any all-reduce, and with NCCL's over PCIe."""
+    # 7.5e9 * 4.5 / 8 + 9.5e9 * 2 = 23.2 GB; / 8 / 1.79e12 = 1.62 ms -> 617 tok/s
+    device = Device(name="RTX PRO 6000", bandwidth_bytes_per_s=1.79e12, flops_per_s=None, source="test")
+    none = Attention(kv={}, state_bytes=0, products_per_token=0)
+    weight = (7.5e9 * 4.5 / 8 + 9.5e9 * 2) / 8
+    alone = machine(device=device, weight_bytes=weight, attention=none, layers=60, hidden_size=4096, ranks=8)
+    assert roofline.decode_bound(alone, 1, 0).tokens_per_s == pytest.approx(617, abs=1)
+    # 120 all-reduces of 205 us = 24.6 ms a step: then the interconnect binds, at 38 tok/s
+    linked = alone.model_copy(update={"link": roofline.link_of("NODE", 8)})
+    bound = roofline.decode_bound(linked, 1, 0)
+    assert bound.binds == "all-reduces" and bound.tokens_per_s == pytest.approx(38.1, abs=0.3)
+
+
+def test_recurrent_state_is_read_and_written_for_every_sequence() -> None:
+    """24 MB a slot: 48 MB moved a step and sequence, whatever the depth."""
+    hybrid = Attention(kv={}, state_bytes=24_007_680, products_per_token=0)
+    shallow, deep = (roofline.decode_bound(machine(attention=hybrid), 4, depth) for depth in (10, 100_000))
+    assert shallow.terms_s["recurrent state"] == pytest.approx(4 * 2 * 24_007_680 / 10e9)
+    assert shallow.seconds == deep.seconds
+
+
+def test_a_sliding_window_stops_growing() -> None:
+    """Bytes beyond the window are not read."""
+    sliding = Attention(kv={"full_attention": (100, None), "sliding_window": (1000, 512)}, state_bytes=0, products_per_token=0)
+    assert sliding.kv_read_bytes(256) == 256 * 1100
+    assert sliding.kv_read_bytes(10_000) == 10_000 * 100 + 512 * 1000
+
+
+def test_products_bind_where_they_take_longer_and_do_not_add_up() -> None:
+    """Reading and multiplying overlap: the step takes the longer of both."""
+    fast = Device(name="d", bandwidth_bytes_per_s=1e12, flops_per_s=1e12, source="test")
+    weights = plain(shared_bytes=2_000_000_000, shared_parameters=1_000_000_000)
+    none = Attention(kv={}, state_bytes=0, products_per_token=0)
+    many = machine(device=fast, weights=weights, weight_bytes=None, attention=none)
+    # C=1: 2 ms of reading, 2 ms of products; C=8: still 2 ms of reading, 16 ms of products
+    assert roofline.decode_bound(many, 1, 0).seconds == pytest.approx(2e-3)
+    bound = roofline.decode_bound(many, 8, 0)
+    assert bound.seconds == pytest.approx(16e-3) and bound.binds == "products"
+
+
+def test_a_prefill_multiplies_the_body_for_every_token_and_the_head_once() -> None:
+    """2 x (107 M x 1000 + 28 M) over 100 GFLOP/s is 2.14 s; a hit computes only what is new."""
+    device = Device(name="d", bandwidth_bytes_per_s=1e12, flops_per_s=100e9, source="test")
+    weights = plain(shared_bytes=270e6, shared_parameters=135_000_000, head_parameters=28_000_000)
+    attention = Attention(kv={"full_attention": (23_040, None)}, state_bytes=0, products_per_token=0)
+    model = machine(device=device, weights=weights, weight_bytes=None, attention=attention)
+    assert roofline.prefill_bound(model, 1000).seconds == pytest.approx(2.1406, abs=1e-3)
+    assert roofline.prefill_bound(model, 10, 1000).seconds == pytest.approx(2 * (107e6 * 10 + 28e6) / 100e9)
+
+
+def test_attention_of_a_prefill_grows_with_the_square_and_sees_the_cached_prefix() -> None:
+    """n new tokens after c cached ones make n (c + n/2) pairs."""
+    attention = Attention(kv={}, state_bytes=0, products_per_token=10)
+    assert attention.flops(100, 0) == 2 * 10 * 100 * 50
+    assert attention.flops(100, 1000) == 2 * 10 * 100 * 1050
+
+
+def test_a_prefill_without_flops_is_refused() -> None:
+    """No FLOP/s: no floor is made up."""
+    with pytest.raises(ValueError, match="FLOP/s"):
+        roofline.prefill_bound(machine(), 100)
+
+
+@pytest.mark.parametrize(("concurrency", "context"), [(0, 1), (1, -1)])
+def test_impossible_steps_are_refused(concurrency: int, context: float) -> None:
+    """Zero sequences and negative depths are programming errors."""
+    with pytest.raises(ValueError, match="positive"):
+        roofline.decode_bound(machine(), concurrency, context)
+
+
+MOE = {"text_config": {"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False}}
+TENSORS = [
+    ("model.embed_tokens.weight", "BF16", (1000, 16), 32_000),
+    ("lm_head.weight", "BF16", (1000, 16), 32_000),
+    ("model.layers.0.self_attn.q_proj.weight", "BF16", (16, 16), 512),
+    ("model.layers.0.mlp.gate.weight", "BF16", (8, 16), 256),
+    ("model.layers.0.mlp.shared_expert.up_proj.weight", "BF16", (16, 16), 512),
+    ("model.layers.0.mlp.experts.3.up_proj.weight", "U8", (16, 8), 128),
+    ("model.layers.0.mlp.experts.3.up_proj.weight_scale", "F8_E4M3", (16, 1), 16),
+    ("model.layers.0.mlp.experts.3.up_proj.weight_scale_2", "F32", (), 4),
+    ("model.layers.2.mtp_block.weight", "BF16", (16, 16), 512),
+    ("mtp.fc.weight", "BF16", (16, 16), 512),
+    ("model.visual.blocks.0.weight", "BF16", (16, 16), 512),
+]
+
+
+def test_weights_are_told_apart_by_how_often_a_step_reads_them() -> None:
+    """Embedding rows are looked up, drafts and towers unused, routed experts shared out; 4-bit pairs count twice."""
+    found = roofline.weights(TENSORS, MOE)
+    assert found.looked_up_bytes == 32_000
+    assert found.unused_bytes == 3 * 512
+    assert found.expert_bytes == 128 + 16 + 4
+    assert found.shared_bytes == 32_000 + 512 + 256 + 512
+    assert found.expert_parameters == 2 * 16 * 8  # two 4-bit weights a byte, scales are no parameters
+    assert found.head_parameters == 16_000
+    # one token reads 2 of 8 experts, 16 tokens nearly all: 1 - (6/8)**16 = 0.98998
+    assert found.share_of_experts(1) == pytest.approx(0.25)
+    assert found.share_of_experts(16) == pytest.approx(0.98998, abs=1e-5)
+
+
+def test_a_tied_embedding_is_read_as_the_head() -> None:
+    """Where there is no head of its own, every step multiplies by the embedding."""
+    found = roofline.weights([("model.embed_tokens.weight", "BF16", (1000, 16), 32_000)], {"tie_word_embeddings": True})
+    assert (found.shared_bytes, found.looked_up_bytes, found.head_parameters) == (32_000, 0, 16_000)
+
+
+def test_a_mixture_whose_config_does_not_say_how_many_experts_is_refused() -> None:
+    """Nothing architectural is guessed."""
+    with pytest.raises(BadInput, match="experts"):
+        roofline.weights(TENSORS, {"num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize("row", roofline.GPUS, ids=lambda r: r[0])
+def test_every_gpu_row_is_reachable_and_has_a_source(row: tuple[str, float, float | None, str]) -> None:
+    """A row that an earlier one hides could never be used."""
+    names = {
+        r"\bB300\b|\bGB300\b": "NVIDIA B300", r"\bB200\b|\bGB200\b": "NVIDIA GB200", r"H200 NVL": "NVIDIA H200 NVL",
+        r"\bH200\b": "NVIDIA H200", r"H100 NVL": "NVIDIA H100 NVL", r"H100 PCIe": "NVIDIA H100 PCIe",
+        r"\bH100\b": "NVIDIA H100 80GB HBM3", r"A100.*80GB.*PCIe|A100 80GB PCIe": "NVIDIA A100 80GB PCIe",
+        r"A100.*80GB": "NVIDIA A100-SXM4-80GB", r"\bA100\b": "NVIDIA A100-SXM4-40GB",
+        r"RTX PRO 6000 Blackwell Server": "NVIDIA RTX PRO 6000 Blackwell Server Edition",
+        r"RTX PRO 6000 Blackwell": "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", r"\bL40S\b": "NVIDIA L40S",
+        r"\bL4\b": "NVIDIA L4", r"\bA10\b": "NVIDIA A10", r"RTX 5090": "NVIDIA GeForce RTX 5090",
+        r"RTX 4090": "NVIDIA GeForce RTX 4090", r"RTX 3090": "NVIDIA GeForce RTX 3090",
+    }  # fmt: skip
+    found = roofline.gpu(names[row[0]])
+    assert found is not None and found.bandwidth_bytes_per_s == row[1] and row[3]
+
+
+def test_an_unknown_gpu_has_no_figure() -> None:
+    """A name without a row is None, not the nearest row."""
+    assert roofline.gpu("NVIDIA GeForce GT 1030") is None
+    assert roofline.gpu("NVIDIA L400") is None
+
+
+TOPO_8 = """\x1b[4m\tGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tPIX\tNODE\tSYS\tPIX\t0-31\t0\t\tN/A
+GPU1\tPIX\t X \tNODE\tSYS\tPIX\t0-31\t0\t\tN/A
+GPU2\tNODE\tNODE\t X \tSYS\tNODE\t0-31\t0\t\tN/A
+GPU3\tSYS\tSYS\tSYS\t X \tSYS\t32-63\t1\t\tN/A
+NIC0\tPIX\tPIX\tNODE\tSYS\t X
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+"""
+
+
+def test_a_topology_is_read_with_its_escapes_and_without_nics_and_legend() -> None:
+    """Each pair once; the slowest connection among the ranks counts, not the host's."""
+    found = roofline.parse_topology(TOPO_8)
+    assert found.gpus == [0, 1, 2, 3] and len(found.links) == 6
+    assert found.links["0-1"] == "PIX"
+    assert found.worst([0, 1]) == "PIX"
+    assert found.worst([0, 1, 2]) == "NODE"
+    assert found.worst([0, 1, 2, 3]) == "SYS"
+    assert found.worst([0]) is None and found.worst([0, 9]) is None
+
+
+def test_more_nvlinks_are_faster_and_any_pcie_is_slower() -> None:
+    """NV18 beats NV4 beats PIX."""
+    text = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV18\tNV4\nGPU1\tNV18\t X \tPIX\nGPU2\tNV4\tPIX\t X \n"
+    found = roofline.parse_topology(text)
+    assert found.worst([0, 1]) == "NV18" and found.worst([0, 2]) == "NV4" and found.worst([0, 1, 2]) == "PIX"
+    assert roofline.link_of("NV18", 8).bytes_per_s == 450e9
+
+
+def test_what_is_no_topology_is_refused() -> None:
+    """An error message of nvidia-smi is not a host without links."""
+    with pytest.raises(BadInput, match="topo"):
+        roofline.parse_topology("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+
+
+def test_an_all_reduce_by_hand() -> None:
+    """12 KiB over 8 ranks: 205 us and 2 x 7/8 x 12 KiB over 63 GB/s."""
+    link = roofline.link_of("NODE", 8)
+    assert roofline.all_reduce_s(12 * 1024, 8, link) == pytest.approx(205e-6 + 1.75 * 12 * 1024 / 63e9)
+    assert roofline.all_reduce_s(12 * 1024, 1, link) == 0.0
+
+
+def test_what_params_state_of_the_link_counts_and_what_nobody_states_is_unknown() -> None:
+    """A stated latency replaces the table's; NVLink has none in the table."""
+    assert roofline.link_of("NODE", 8, latency_s=5.3e-6).latency_s == 5.3e-6
+    assert roofline.link_of("NV18", 8).latency_s is None
+    unknown = roofline.link_of(None, 8)
+    assert (unknown.latency_s, unknown.bytes_per_s) == (None, None)
+    assert roofline.all_reduce_s(1e6, 8, unknown) == 0.0
+    assert isinstance(unknown, Link) and "set allreduce_latency_s" in unknown.source
+
+
+def test_the_knee_is_the_last_level_that_pays() -> None:
+    """The docstring's example, a curve that never bends, one that falls, and too few levels."""
+    assert roofline.knee({1: 100, 2: 190, 4: 300, 8: 330}, 0.5) == 4
+    assert roofline.knee({1: 100, 2: 200, 4: 400}, 0.5) is None
+    assert roofline.knee({1: 100, 4: 90}, 0.5) == 1
+    assert roofline.knee({1: 100}, 0.5) is None
+    assert roofline.step_efficiency(4, 300, 8, 330) == pytest.approx(0.1375, abs=1e-4)
