@@ -18,7 +18,8 @@ from typing import IO, Any
 FAILURES: dict[str, str] = {
     "connection_refused": "nobody listens on the port",
     "connect_timeout": "no TCP connection within the connect timeout",
-    "connect_error": "the connection could not be made for another reason (name, route, TLS)",
+    "connect_error": "the connection could not be made for another reason (name, route)",
+    "tls_error": "the TLS handshake failed: certificate, host name, or a server that does not speak TLS",
     "reset_before_response": "the connection was reset after the request was sent, before a byte of the answer",
     "closed_before_response": "the server closed the connection without a byte of the answer",
     "reset_mid_stream": "the connection was reset inside the answer",
@@ -94,6 +95,15 @@ class Exchange:
         "reused",
         "surplus",
         "surplus_on_connection",
+        "slot",
+        "session",
+        "turn",
+        "think_ns",
+        "cut",
+        "script",
+        "rest",
+        "history",
+        "record",
     )
 
     def __init__(
@@ -108,6 +118,36 @@ class Exchange:
         self.detail = ""
         self.ended = self.reused = self.surplus_on_connection = False
         self.surplus = 0
+        self.slot: int | None = None
+        self.session: int | None = None
+        self.turn = self.think_ns = 0
+        self.cut: tuple[int, int] = (0, 0)
+        self.script: str | None = None
+        self.rest: list[Exchange] = []
+        self.history = b""
+        self.record: dict[str, Any] | None = None
+
+    def take_turn(self, session: int, turn: int, think_ns: int, start: int, end: int, script: str | None) -> None:
+        """Make this a turn of a session; `payload` is its body, and its prompt lies between `start` and `end`."""
+        self.session, self.turn, self.think_ns, self.cut, self.script = session, turn, think_ns, (start, end), script
+        self.history = self.payload[start:end]
+
+    def continue_from(self, last: Exchange, api: str, prefix: bytes) -> None:
+        """The whole request of a later turn: everything said so far, the answer to it, and what this turn adds.
+
+        The prompt is put together as JSON text, not decoded and encoded again: at 100,000 tokens that costs a copy.
+        """
+        text = self.script if self.script is not None else (last.record or {}).get("content") or ""
+        answer = json.dumps(text, ensure_ascii=False)
+        if api == "chat":
+            between = b',{"role":"assistant","content":' + answer.encode("utf-8", "replace") + b"},"
+        else:
+            between = answer[1:-1].encode("utf-8", "replace")
+        self.history = b"".join((last.history, between, self.history))
+        last.history = b""
+        start, end = self.cut
+        body = b"".join((self.payload[:start], self.history, self.payload[end:]))
+        self.payload = prefix + str(len(body)).encode() + b"\r\n\r\n" + body
 
 
 def trimmed_read(previous: bytes, data: bytes) -> bytes:
@@ -164,6 +204,7 @@ class _Events:
         "sizes",
         "counts",
         "texts",
+        "thoughts",
         "failure",
         "detail",
         "usage",
@@ -186,6 +227,7 @@ class _Events:
         self.sizes: list[int] = []
         self.counts: list[int] = []
         self.texts: list[bytes] = []
+        self.thoughts: list[bytes] = []
         self.failure: str | None = None
         self.detail = ""
         self.usage: dict[str, Any] | None = None
@@ -220,7 +262,7 @@ class _Events:
                 self.times.append(stamp)
                 self.kinds.append(kind if text else "n")
                 self.sizes.append(len(event))
-                self.texts.append(text)
+                (self.texts if kind == "c" else self.thoughts).append(text)
                 return
         self._add_slowly(event, stamp)
 
@@ -314,7 +356,7 @@ class _Events:
         plain = value.encode("utf-8", "replace")
         if b"\\" in plain or b'"' in plain or len(value) != len(value.encode("unicode_escape")):
             plain = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1]
-        self.texts.append(plain)
+        (self.texts if letter == "c" else self.thoughts).append(plain)
         at = event.find(b"%b\"%b\"" % (key, plain))
         if at < 0 or b'"finish_reason":null' not in event:
             return
@@ -339,7 +381,8 @@ def _plain_run(buffer: bytes, ends: list[int], first: int, times: array[int], ev
     prefix, _, suffix, _, kind = events.templates[0]
     tail = suffix + b"\n\n\r\n"
     cut, inner = len(tail), len(prefix) + len(suffix)
-    plain, heads, texts, sizes = events.plain, events.heads, events.texts, events.sizes
+    plain, heads, sizes = events.plain, events.heads, events.sizes
+    texts = events.texts if kind == "c" else events.thoughts
     starts_with, ends_with = buffer.startswith, buffer.endswith
     start = ends[first - 1]
     read = first
@@ -491,10 +534,16 @@ def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bo
             events.fail("malformed_sse", _text(buffer[body_at:]))
             terminated = exchange.ended
     failure, detail = _verdict(exchange, events, status, terminated, surplus, model)
-    text = _decoded(events)
+    content, thoughts = _decoded(events.texts), _decoded(events.thoughts)
+    text = None if content is None or thoughts is None else thoughts + content
     if text is None and failure is None:
         failure, detail = "malformed_sse", "the text is not UTF-8"
-    return _record(exchange, events, status, head_us, failure, detail, text if keep_text else None, text)
+    record = _record(exchange, events, status, head_us, failure, detail, text if keep_text else None, text)
+    if exchange.rest or exchange.turn or exchange.session is not None:
+        record |= {"session": exchange.session, "turn": exchange.turn, "content": content}
+    if exchange.slot is not None:
+        record["slot"] = exchange.slot
+    return record
 
 
 def _verdict(
@@ -531,8 +580,8 @@ def _verdict(
     return None, ""
 
 
-def _decoded(events: _Events) -> str | None:
-    raw = b"".join(events.texts)
+def _decoded(texts: list[bytes]) -> str | None:
+    raw = b"".join(texts)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -603,7 +652,10 @@ def _record(
 
 def write_record(file: IO[str], exchange: Exchange, job: dict[str, Any]) -> None:
     """Write one exchange as a JSON line, without the API key wherever a server may have echoed it."""
-    record = read_exchange(exchange, job["api"], job["model"], job["keep_text"])
+    record = exchange.record or read_exchange(exchange, job["api"], job["model"], job["keep_text"])
+    record.pop("content", None)
+    if not job["keep_text"]:
+        record.pop("text", None)
     if record["detail"]:
         record["detail"] = _redacted(record["detail"], job["secret"])
     line = json.dumps(record, separators=(",", ":"))
