@@ -297,7 +297,7 @@ class _Events:
             return
         try:
             payload = json.loads(body)
-        except (ValueError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             self.fail("malformed_sse", _text(event))
             return
         if not isinstance(payload, dict):
@@ -321,10 +321,10 @@ class _Events:
             self.fail("malformed_sse", "an event without meta_info")
             return "n"
         self.id = meta.get("id", self.id)
-        count = meta.get("completion_tokens")
+        count = _count_of(meta.get("completion_tokens"))
         before = self.counts[-1] if self.counts else 0
-        self.counts.append(count if isinstance(count, int) else before)
-        if isinstance(count, int):
+        self.counts.append(before if count is None else count)
+        if count is not None:
             self.usage = {"prompt_tokens": meta.get("prompt_tokens"), "completion_tokens": count}
         if meta.get("finish_reason"):
             self.finish, self.meta = meta["finish_reason"], meta
@@ -345,17 +345,24 @@ class _Events:
         self.id = payload.get("id", self.id)
         self.model = payload.get("model", self.model)
         usage = payload.get("usage")
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+        if isinstance(usage, dict) and _count_of(usage.get("completion_tokens")) is not None:
             self.usage = usage
             if payload.get("choices"):
                 before = self.counts[-1] if self.counts else 0
                 self.counts.extend([before] * (len(self.kinds) - len(self.counts)))
                 self.counts.append(usage["completion_tokens"])
         kind = "n"
-        for choice in payload.get("choices") or ():
+        choices = payload.get("choices") or ()
+        if not isinstance(choices, list | tuple) or not all(isinstance(c, dict) for c in choices):
+            self.fail("malformed_sse", _text(event))
+            return "n"
+        for choice in choices:
             if choice.get("finish_reason"):
                 self.finish = choice["finish_reason"]
             delta = choice if self.api == "completions" else choice.get("delta") or {}
+            if not isinstance(delta, dict):
+                self.fail("malformed_sse", _text(event))
+                return "n"
             for key, letter in _SLOTS[self.api]:
                 value = delta.get(key[1:-2].decode())
                 if isinstance(value, str) and value:
@@ -380,6 +387,11 @@ class _Events:
             self.templates.insert(0, (prefix, len(prefix), suffix, len(suffix), letter))
             self.heads.clear()
             del self.templates[4:]
+
+
+def _count_of(value: Any) -> int | None:
+    """A number of tokens; what a server states that is none (words, a truth value, less than 0) is unknown."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _text(raw: bytes) -> str:
@@ -540,7 +552,21 @@ def _http_failure(status: int, body: str) -> tuple[str, str]:
 
 
 def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
-    """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure."""
+    """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure.
+
+    Whatever a server sends costs at most its own request: an answer that cannot be read is `malformed_sse`.
+    """
+    kept = exchange.data
+    try:
+        return _read_exchange(exchange, api, model, keep_text)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        exchange.data = kept
+        detail = f"{type(error).__name__} while reading {_text(b''.join(kept)[:200])!r}"
+        failed = exchange.failure or "malformed_sse"
+        return _record(exchange, _Events(api), None, None, failed, exchange.detail or detail, None, None)
+
+
+def _read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
     times, ends = exchange.times, list(accumulate(map(len, exchange.data)))
     buffer = b"".join(exchange.data)
     # The reads lie scattered in memory: they are let go while the cache still has them.
@@ -640,7 +666,7 @@ def _decoded(texts: list[bytes]) -> str | None:
         return text
     try:
         return str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -473,7 +473,7 @@ class Run:
 
         self.timers[id(key)] = self.loop.call_later(delay, run)
 
-    def next_of_slot(self, slot: int, due_ns: int) -> None:
+    def next_of_slot(self, slot: int | None, due_ns: int) -> None:
         if not self.waiting or self.stopped:
             self._maybe_over()
             return
@@ -683,7 +683,7 @@ def _load(path: str) -> tuple[dict[str, Any], list[Exchange], list[Exchange]]:
         job["prefix"] = prefix = head.encode() + b"Content-Length: "
         warmup: list[Exchange] = []
         measured: list[Exchange] = []
-        first: dict[int, Exchange] = {}
+        first: dict[int | None, Exchange] = {}
         for line in file:
             meta, body = line.rstrip(b"\n").split(b"\t", 1)
             index, warm, offset_ns, rid, request_id, prompt_sha256, turn = json.loads(meta)
