@@ -375,11 +375,13 @@ class _Events:
     def _keep(self, event: bytes, key: bytes, letter: str, value: str) -> None:
         """Store the text, and learn the bytes around it: the next events usually differ in the text alone."""
         plain = value.encode("utf-8", "replace")
-        if b"\\" in plain or b'"' in plain or len(value) != len(value.encode("unicode_escape")):
+        if not value.isprintable() or b"\\" in plain or b'"' in plain or not value.isascii():
             plain = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1]
         (self.texts if letter == "c" else self.thoughts).append(plain)
+        if b'"finish_reason":null' not in event:
+            return
         at = event.find(b"%b\"%b\"" % (key, plain))
-        if at < 0 or b'"finish_reason":null' not in event:
+        if at < 0:
             return
         at += len(key) + 1
         prefix, suffix = event[:at], event[at + len(plain) :]

@@ -373,6 +373,11 @@ def _prefix_reuse(view: LevelView) -> Interval:
     return stats.bootstrap_ratio([c for c, _ in known], [n for _, n in known])
 
 
+def _usage_below_events(view: LevelView) -> Interval:
+    liars = sum((r["usage"] or {}).get("completion_tokens", 0) < len(token_times_us(r)) for r in view.ok)
+    return _number(liars if view.ok else None, "no request succeeded", len(view.ok))
+
+
 def _sum_usage(view: LevelView, field: str) -> Interval:
     known = [r["usage"][field] for r in view.ok if (r["usage"] or {}).get(field) is not None]
     return _number(sum(known) if known else None, "no request succeeded", len(known))
@@ -445,10 +450,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "usage_below_events", "requests",
         "Ok requests whose server counts fewer tokens than it sent events with text: its count cannot be right.",
-        "never", "usage, `kinds`", "none reports it", "number",
-        lambda v: _number(
-            sum((r["usage"] or {}).get("completion_tokens", 0) < len(token_times_us(r)) for r in v.ok), "", len(v.ok)
-        ),
+        "no request succeeded", "usage, `kinds`", "none reports it", "number", _usage_below_events,
     ),
     Metric(
         "input_tokens", "tokens", "Prompt tokens of ok requests, as the server counts them.",
