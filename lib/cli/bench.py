@@ -33,7 +33,7 @@ DECIDING = (
     "base_url", "versus", "concurrency", "rate", "trace", "time_scale", "limit", "arrival", "ramp", "ramp_from",
     "num_requests", "input_len", "output_len", "dataset", "turns", "think_time", "max_context", "scripted", "multi_turn",
     "vocab_size", "api", "model", "seed", "warmup", "stop_at_eos", "token_counts", "workers", "repeats", "flush_cache",
-    "slo", "good_frac", "search", "max_seconds",
+    "slo", "good_frac", "search", "find_knee", "max_seconds",
 )  # fmt: skip
 
 
@@ -97,6 +97,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     goal.add_argument("--slo", help="limits of a good request, for instance ttft=0.5,tpot=0.05,e2e=20 (seconds)")
     goal.add_argument("--good-frac", type=float, default=search.GOOD_FRAC, help="share that must be good (default 0.95)")
     goal.add_argument("--search", type=float, help="search the highest load up to this that meets --slo")
+    goal.add_argument("--find-knee", type=float, help="search the knee up to this load, from the one level given")
     rest = parser.add_argument_group("connection and output")
     rest.add_argument("--gap-timeout", type=float, default=60.0, help="seconds without a byte that make a stall")
     rest.add_argument("--first-timeout", type=float, default=600.0, help="seconds until an answer must have begun")
@@ -171,7 +172,7 @@ class Bench:
         """Every step, or the search; a level that cannot be measured is kept with its reason and the next goes on."""
         args = self.args
         steps = self.steps()
-        made = {step: self.workload(step) for step in steps} if not args.search else {}
+        made = {step: self.workload(step) for step in steps} if not (args.search or args.find_knee) else {}
         self.calibrate()
         print(f"{args.base_url}" + (f" (a) against {args.versus} (b)" if args.versus else ""))
         name = next(iter(made.values())).name if made else args.dataset
@@ -184,6 +185,11 @@ class Bench:
                 self.probe, self.levels[0][1], most=args.search, whole=self.levels[0][0] == "concurrency"
             )
             return
+        if args.find_knee:
+            search.find_knee(
+                self.knee_point, self.levels[0][1], most=args.find_knee, whole=self.levels[0][0] == "concurrency"
+            )
+            return
         self.left_work = sum(_work(w, s) for s, w in made.items() if s.key() not in self.earlier)
         for position, (step, workload) in enumerate(made.items(), 1):
             self.take(step, workload, f"{position}/{len(made)}")
@@ -193,7 +199,7 @@ class Bench:
         args = self.args
         if args.no_calibration:
             return
-        streams = int(max([v for _, v in self.levels] + [args.search or 0])) if args.concurrency else 64
+        streams = int(max([v for _, v in self.levels] + [args.search or 0, args.find_knee or 0])) if args.concurrency else 64
         print(f"calibrating this client at {streams} streams against the built-in judge ...", flush=True)
         made = judge.calibrate(max(1, streams), api=self.api, workers=args.workers)
         why = "; ".join(made["reasons"])
@@ -215,6 +221,13 @@ class Bench:
                 reason=none.reason,
             )  # fmt: skip
         return search.probe_of(load, level, self.limits, self.args.good_frac)
+
+    def knee_point(self, load: float) -> search.Point:
+        """One load of the knee's search."""
+        step = Step(self.levels[0][0], load, len(self.results), 0, "")
+        level = self.take(step, self.workload(step), f"knee {len(self.results) + 1}")
+        none = Measured(value=None, reason="not measured")
+        return search.point_of(load, level) if level else search.Point(load, none, none)
 
     def take(self, step: Step, workload: Workload, position: str) -> metrics.Level | None:
         """Measure one step, or take it from the earlier run's record; None if it could not be measured."""
@@ -472,7 +485,7 @@ def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
         number = getattr(args, option)
         if number is not None and number < low:
             raise BadInput(f"--{option.replace('_', '-')} of at least {low}", str(number))
-    for option in ("ramp", "ramp_from", "think_time", "gap_timeout", "first_timeout", "max_seconds", "search"):
+    for option in ("ramp", "ramp_from", "think_time", "gap_timeout", "first_timeout", "max_seconds", "search", "find_knee"):
         number = getattr(args, option)
         if number is not None and not 0 <= number < 1e6:
             raise BadInput(f"--{option.replace('_', '-')} as a number from 0 on", str(number))
@@ -485,6 +498,11 @@ def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
             raise BadInput("--search with one --concurrency or --rate to begin at, without --repeats and --versus", repr(text))
         if args.search < values[0]:
             raise BadInput(f"--search of at least the load it begins at, {values[0]:g}", f"{args.search:g}")
+    if args.find_knee is not None:
+        if len(values) != 1 or name == "replay" or args.repeats > 1 or args.versus or args.search:
+            raise BadInput("--find-knee with one --concurrency or --rate, without --repeats, --versus and --search", repr(text))
+        if args.find_knee < values[0]:
+            raise BadInput(f"--find-knee of at least the load it begins at, {values[0]:g}", f"{args.find_knee:g}")
     return [(name, v) for v in values]
 
 
@@ -601,6 +619,10 @@ def _notes(
         if unsent > after:
             why.append(f"{unsent - after}: {level.header['stopped']}")
         notes.append(f"{unsent} never sent ({'; '.join(why)})")
+    view = metrics.LevelView(level)
+    if not isinstance(view.steady, str) and view.wall_s:
+        begin, end = ((x - view.start_ns) / 1e9 for x in view.steady)
+        notes.append(f"steady state from {begin:.2f} to {end:.2f} of {view.wall_s:.2f} s (ramp and drain cut off)")
     for key in ("steady_output_tokens_per_s", "token_latency_s_p50"):
         if summary[key].value is None and not failed and summary["client"].value != "client_bound":
             hint = " (--token-counts)" if key.startswith("token") else ""

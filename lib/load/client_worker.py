@@ -335,21 +335,24 @@ class Run:
         for fd, mask in self.poller.poll(0, READS_AT_ONCE):  # type: ignore[union-attr]
             note = find(fd)
             if note is None or mask != _PLAIN_EVENT:
-                self.read_all(fd)
+                self.read_all(fd, None, mask == _PLAIN_EVENT)
                 continue
             try:
                 data = read(fd, READ_BYTES)
             except OSError:
-                self.read_all(fd)
+                self.read_all(fd, None, False)
                 continue
             if len(data) < 4 or data[-4] != 10 or len(data) == READ_BYTES:
-                self.read_all(fd, data)
+                self.read_all(fd, data, True)
             else:
                 note(now_ns())
                 note(data)
 
-    def read_all(self, fd: int, data: bytes | None = None) -> None:
-        """Everything that a socket has, up to its end; `data` is a first read that was already made."""
+    def read_all(self, fd: int, data: bytes | None, bytes_only: bool) -> None:
+        """Everything that a socket has, up to its end; `data` is a first read that was already made.
+
+        `bytes_only`: the event told of bytes alone, so a read that does not fill its buffer was the last one.
+        """
         connection = self.by_fd.get(fd)
         while connection is not None and not connection.lost:
             if data is None:
@@ -364,6 +367,8 @@ class Run:
                 connection.connection_lost(None)
                 return
             connection.data_received(data)
+            if bytes_only and len(data) < READ_BYTES:
+                return
             data = None
 
     def forget(self, fd: int) -> None:

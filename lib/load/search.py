@@ -6,6 +6,7 @@ whose interval reaches the limit from both sides is undecided, and the bracket s
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,6 +194,43 @@ def knee(points: Sequence[Point]) -> Bracket:
     if high is None:
         notes.append("it may lie above the highest load measured")
     return Bracket(low=low, high=high, what="knee", reason="; ".join(notes), probes=rows)
+
+
+def find_knee(
+    measure: Callable[[float], Point], start: float, *, most: float, whole: bool = True, within: float = 0.25,
+    max_probes: int = 12,
+) -> Bracket:  # fmt: skip
+    """Search the knee: double the load until power is clearly below its best, then measure inside the bracket.
+
+    Inside, the widest step between neighbouring loads is halved (geometrically) until steps are at most `within` or no
+    whole load lies between, or so many loads were measured. The answer is `knee` over all of them.
+    """
+    if not 0 < start <= most or not 0 < within < 2 or not 3 <= max_probes <= MAX_PROBES:
+        found = f"start {start}, most {most}, within {within}, max_probes {max_probes}"
+        raise BadInput(f"0 < start <= most, within in (0, 2), 3 to {MAX_PROBES} probes", found)
+    points: list[Point] = []
+    load = float(round(start)) if whole else start
+    while len(points) < max_probes:
+        points.append(measure(load))
+        powers = [p for p in map(_power, points) if p is not None]
+        last = _power(points[-1])
+        if last is None or (powers and last[2] < max(powers)[1]) or load >= most:
+            break
+        load = min(load * 2, most)
+    while len(points) < max_probes and len([p for p in points if _power(p)]) >= 3:
+        found_now = knee(points)
+        loads = sorted(p.load for p in points)
+        low = found_now.low if found_now.low is not None else loads[0]
+        high = found_now.high if found_now.high is not None else loads[-1]
+        steps = [(b / a, a, b) for a, b in itertools.pairwise(loads) if low <= a and b <= high]
+        steps = [s for s in steps if s[0] > 1 + within and not (whole and s[2] - s[1] <= 1)]
+        if not steps:
+            break
+        _, a, b = max(steps)
+        middle = (a * b) ** 0.5
+        middle = float(round(middle)) if whole else middle
+        points.append(measure(middle if a < middle < b else (a + b) // 2 if whole else (a + b) / 2))
+    return knee(points)
 
 
 def _power(point: Point) -> tuple[float, float, float] | None:

@@ -311,7 +311,7 @@ def twice_later(server: FaultyServer, connection: socket.socket, answer: Answer)
 def huge_event(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
     """One event of 3 MB in one chunk, between ordinary ones."""
     events = answer.events()
-    events[3] = events[3].replace(json.dumps(TEXT[3]).encode(), json.dumps("x" * 3_000_000).encode())
+    events[3] = re.sub(rb'("text"|"content"): "', lambda m: m.group() + b"x" * 3_000_000, events[3], count=1)
     stream(server, connection, events)
 
 

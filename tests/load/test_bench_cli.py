@@ -176,6 +176,16 @@ def test_search(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert loaded(out)["search"]["low"] is None
 
 
+def test_find_knee(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--find-knee measures more loads by itself and prints the bracket; a judge has no knee, so its upper end is open."""
+    out = tmp_path / "b.json"
+    assert bench("--base-url", url, "--concurrency", "1", "--find-knee", "4", "--num-requests", "12", "--json", str(out), *SMALL) == 0
+    made = loaded(out)
+    assert [x["concurrency"] for x in made["levels"]][:3] == [1, 2, 4] and made["knee"]["what"] == "knee"
+    text = capsys.readouterr().out
+    assert "knee: between" in text and "steady state from" in text
+
+
 def test_repeats_and_a_against_b(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Repeats are interleaved, A and B alternate with the same prompts, and the paired difference has an interval."""
     out = tmp_path / "b.json"
@@ -268,6 +278,8 @@ def test_ctrl_c_keeps_the_json(tmp_path: Path) -> None:
         (["--concurrency", "1,2", "--search", "8", "--slo", "ttft=1"], "--search with one"),
         (["--concurrency", "9", "--search", "8", "--slo", "ttft=1"], "at least the load"),
         (["--concurrency", "1", "--good-frac", "2"], "--good-frac"),
+        (["--concurrency", "1,2", "--find-knee", "8"], "--find-knee with one"),
+        (["--concurrency", "9", "--find-knee", "8"], "at least the load"),
         (["--concurrency", "1", "--ramp", "-1"], "--ramp"),
         (["--concurrency", "1", "--repeats", "0"], "--repeats"),
         (["--trace", "/no/such.jsonl"], "No such file"),

@@ -129,3 +129,33 @@ def test_share_intervals() -> None:
     assert stats.share_interval(0, 0).value is None
     with pytest.raises(BadInput):
         stats.share_interval(3, 2)
+
+
+@pytest.mark.parametrize("knee_at", [3, 12, 40])
+def test_the_knees_search_encloses_it(knee_at: int) -> None:
+    """Throughput linear up to the knee and flat above, latency flat up to it and growing above: power peaks there."""
+    seen: list[float] = []
+
+    def measure(load: float) -> Point:
+        seen.append(load)
+        rate, time = min(load, knee_at) * 10.0, max(1.0, load / knee_at)
+        ends = {"low": 0.99, "high": 1.01}
+        return Point(
+            load,
+            Measured(value=rate, n=9, **{k: rate * x for k, x in ends.items()}),
+            Measured(value=time, n=9, **{k: time * x for k, x in ends.items()}),
+        )
+
+    found = search.find_knee(measure, 1, most=128)
+    assert found.low is not None and found.high is not None and found.low <= knee_at <= found.high
+    assert found.high / found.low < 3 and len(seen) == len(set(seen)) <= 12
+
+
+def test_a_knee_that_is_not_reached() -> None:
+    """Power still grows at the highest load asked for: no upper end."""
+    found = search.find_knee(lambda load: Point(load, *_figures(load)), 1, most=16)
+    assert found.high is None and "above the highest" in found.reason
+
+
+def _figures(load: float) -> tuple[Measured, Measured]:
+    return Measured(value=load, low=load * 0.99, high=load * 1.01, n=9), Measured(value=1.0, low=0.99, high=1.01, n=9)
