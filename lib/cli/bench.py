@@ -286,7 +286,8 @@ class Bench:
         """Print a level's row and notes, and keep its numbers."""
         summary = metrics.level_summary(level)
         failed = metrics.failures(level)
-        self.bad += sum(failed.values()) + (level.header["planned"] - level.header["sent"])
+        unsent = level.header["planned"] - level.header["sent"]
+        self.bad += sum(failed.values()) + (unsent if level.header["stopped"] != "deadline" else 0)
         label = f"{step.value:g}" + (f" {step.side}" if step.side else "")
         print(_line(label, summary), flush=True)
         beside = server_side.rows(level)
@@ -295,7 +296,7 @@ class Bench:
             print(f"    {note}")
         result = {
             step.name: step.value, "key": step.key(), "repeat": step.repeat, "side": step.side or None,
-            "failures": failed, "unsent": level.header["planned"] - level.header["sent"],
+            "failures": failed, "unsent": unsent,
             "stopped": level.header["stopped"], "record": str(level.path), "client": _dumped(summary["client"]),
             "metrics": {k: _dumped(m) for k, m in summary.items()}, "server_side": _plain(beside), "turns": _plain(turns),
         }  # fmt: skip
@@ -627,6 +628,9 @@ def _notes(
         if summary[key].value is None and not failed and summary["client"].value != "client_bound":
             hint = " (--token-counts)" if key.startswith("token") else ""
             notes.append(f"no {key}: {summary[key].reason}{hint}")
+    achieved = summary["achieved_of_offered"]
+    if isinstance(achieved.value, (int, float)):
+        notes.append(f"sent at {achieved.value:.3f} of the offered rate")
     liars = summary["usage_below_events"].value
     if liars:
         notes.append(f"in {liars} request(s) the server counts fewer tokens than it sent events: tok/s is not to be believed")

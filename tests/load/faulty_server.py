@@ -330,6 +330,13 @@ def early_stop(server: FaultyServer, connection: socket.socket, answer: Answer) 
     ok(server, connection, answer)
 
 
+def thinks(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """Chat: three reasoning tokens before the content."""
+    said = [{"index": 0, "delta": {"reasoning_content": f" thought {i}"}, "finish_reason": None} for i in range(3)]
+    thoughts = [sse({"id": answer.id, "model": answer.model, "choices": [choice]}) for choice in said]
+    stream(server, connection, [*thoughts, *answer.events()])
+
+
 def nested(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
     """JSON nested so deeply that a parser gives up."""
     stream(server, connection, [answer.event(0), sse(b"[" * 100_000 + b"]" * 100_000), sse(b"[DONE]")])
@@ -352,7 +359,7 @@ FAULTS: dict[str, Callable[[FaultyServer, socket.socket, Answer], None]] = {
         ok, bytewise, cut_chunks, crlf, until_close, reset_mid_stream, reset_before, close_before, close_mid_stream,
         stall, no_first, http_400, http_500, echo_key, unknown_model, other_model, malformed, not_utf8, not_sse,
         bad_chunk, no_usage, no_finish, aborted, error_event, empty, twice, twice_later, other_id, huge_event, lying_usage,
-        negative_usage, early_stop, nested, odd_types,
+        negative_usage, early_stop, nested, odd_types, thinks,
     )
 }  # fmt: skip
 

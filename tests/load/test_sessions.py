@@ -45,6 +45,16 @@ def test_a_turn_is_everything_said_before_it(api: str, scripted: bool, tmp_path:
     assert "text" not in level.requests[0] and "content" not in level.requests[0]
 
 
+def test_thoughts_are_no_part_of_the_conversation(tmp_path: Path) -> None:
+    """Reasoning tokens are timed and counted, and the next turn's history has the content alone."""
+    with faulty_server(gap_s=0.001) as server:
+        path = run_level(server.base_url, "chat", turns("s", ["thinks", "ok"]), out=tmp_path / "l", concurrency=1, model="m")
+        messages = server.bodies[1]["messages"]
+    assert messages[1] == {"role": "assistant", "content": ANSWER}
+    record = read_level(path).requests[0]
+    assert record["failure"] is None and record["kinds"][:3] == "rrr" and record["kinds"].count("c") == 9
+
+
 def test_sessions_are_sequential_inside_and_side_by_side(tmp_path: Path) -> None:
     """C sessions at a time: a turn begins think_s after the end of the one before, and never two of one session at once."""
     requests = [r for s in "abcde" for r in turns(s, ["ok"] * 3, think_s=0.05)]
