@@ -15,6 +15,7 @@ import math
 import os
 import platform
 import random
+import selectors
 import signal
 import ssl
 import subprocess
@@ -475,8 +476,9 @@ def _run_workers(
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(x for x in (root, environment.get("PYTHONPATH", "")) if x)
-    workers: list[subprocess.Popen[str]] = []
+    workers: list[subprocess.Popen[bytes]] = []
     interrupted = False
+    unread = [b"" for _ in jobs]
     answers: list[dict[str, Any]] = [{} for _ in jobs]
     try:
         for job in jobs:
@@ -486,14 +488,13 @@ def _run_workers(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=open(f"{job}.err", "w"),  # noqa: SIM115
-                    text=True,
                     env=environment,
                     start_new_session=True,
                 )
             )
         while True:
             try:
-                _listen(workers, answers, progress, observe)
+                _listen(workers, answers, unread, progress, observe)
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -530,51 +531,58 @@ def _run_workers(
 
 
 def _listen(
-    workers: list[subprocess.Popen[str]],
+    workers: list[subprocess.Popen[bytes]],
     answers: list[dict[str, Any]],
+    unread: list[bytes],
     progress: Callable[[dict[str, Any]], None] | None,
     observe: Callable[[], None] | None,
 ) -> None:
-    """Until every worker has given its facts: start them together when all are ready, and observe before and after."""
-    import selectors
+    """Until every worker has given its facts: start them together when all are ready, and observe before and after.
 
-    def all_have(word: str) -> bool:
-        return all(word in a for a in answers)
-
+    `answers` and `unread` (the beginning of a line) outlive an interrupt, after which this is called again.
+    """
     with selectors.DefaultSelector() as selector:
         for number, worker in enumerate(workers):
             if worker.stdout and "facts" not in answers[number]:
                 selector.register(worker.stdout, selectors.EVENT_READ, number)
         while selector.get_map():
             for key, _ in selector.select():
-                line = key.fileobj.readline()  # type: ignore[union-attr]
-                if not line:
+                number = key.data
+                data = os.read(key.fd, 1 << 16)
+                if not data:
                     selector.unregister(key.fileobj)
-                    if "facts" not in answers[key.data]:
+                    if "facts" not in answers[number]:
                         # It died: the others stop too, and the level fails with its message.
                         for worker in workers:
                             with contextlib.suppress(ProcessLookupError):
                                 worker.send_signal(signal.SIGINT)
                     continue
-                with contextlib.suppress(ValueError):
-                    answers[key.data] |= json.loads(line)
-                if all_have("ready") and "started" not in answers[0]:
-                    answers[0]["started"] = True
-                    if observe:
-                        observe()
-                    at = time.monotonic_ns() + (WORKERS_LEAD_NS if len(workers) > 1 else 0)
-                    for worker in workers:
-                        with contextlib.suppress(OSError):
-                            worker.stdin.write(f"GO {at}\n")  # type: ignore[union-attr]
-                            worker.stdin.flush()  # type: ignore[union-attr]
-                if all_have("over") and "ended" not in answers[0]:
-                    answers[0]["ended"] = True
-                    if observe:
-                        observe()
-                if progress and "facts" not in answers[key.data]:
-                    known = [a for a in answers if "of" in a]
-                    if known:
-                        progress({k: sum(a[k] for a in known) for k in ("done", "of", "in_flight")})
+                *lines, unread[number] = (unread[number] + data).split(b"\n")
+                for line in lines:
+                    with contextlib.suppress(ValueError):
+                        answers[number] |= json.loads(line)
+                _start_and_observe(workers, answers, observe)
+                known = [a for a in answers if "of" in a]
+                if progress and known and "facts" not in answers[number]:
+                    progress({k: sum(a[k] for a in known) for k in ("done", "of", "in_flight")})
+
+
+def _start_and_observe(
+    workers: list[subprocess.Popen[bytes]], answers: list[dict[str, Any]], observe: Callable[[], None] | None
+) -> None:
+    if "started" not in answers[0] and all("ready" in a for a in answers):
+        answers[0]["started"] = True
+        if observe:
+            observe()
+        at = time.monotonic_ns() + (WORKERS_LEAD_NS if len(workers) > 1 else 0)
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker.stdin.write(b"GO %d\n" % at)  # type: ignore[union-attr]
+                worker.stdin.flush()  # type: ignore[union-attr]
+    if "ended" not in answers[0] and all("over" in a for a in answers):
+        answers[0]["ended"] = True
+        if observe:
+            observe()
 
 
 def _header(

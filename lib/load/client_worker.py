@@ -474,7 +474,8 @@ class Run:
 
         def run() -> None:
             self.timers.pop(id(key), None)
-            call(*arguments)
+            # A loop's timers count in milliseconds and may come a little early: then this waits for the rest.
+            self.at(due_ns, call, *arguments)
 
         self.timers[id(key)] = self.loop.call_later(delay, run)
 
