@@ -456,9 +456,10 @@ def _prompt_place(body: bytes, request: Request, api: str) -> tuple[int, int]:
     prompt = request.prompt
     if api == "chat" and isinstance(prompt, str):
         prompt = ({"role": "user", "content": prompt},)
-    raw = json.dumps(prompt, separators=(",", ":")).encode()
-    start = body.index(raw) + 1
-    return start, start + len(raw) - 2
+    key = {"generate": "text", "completions": "prompt", "chat": "messages"}[api]
+    raw = json.dumps(prompt, separators=(",", ":"))
+    start = body.index(f'"{key}":{raw}'.encode()) + len(key) + 4
+    return start, start + len(raw.encode()) - 2
 
 
 class _Interrupted(Exception):

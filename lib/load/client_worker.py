@@ -48,8 +48,8 @@ _PLAIN_EVENT = getattr(select, "EPOLLIN", 1)
 class Connection(asyncio.Protocol):
     """One HTTP/1.1 connection, one request at a time.
 
-    A plain socket is read by `Run.read_ready`, which costs a third less than a transport; under TLS (`sock` is None) and
-    where the system has no epoll it is the protocol of an asyncio transport.
+    A plain socket is read by `Run.read_ready`, which costs a tenth less than a transport at 1,024 streams; under TLS
+    (`sock` is None) and where the system has no epoll it is the protocol of an asyncio transport.
     """
 
     __slots__ = (
@@ -339,8 +339,11 @@ class Run:
                 continue
             try:
                 data = read(fd, READ_BYTES)
-            except OSError:
-                self.read_all(fd, None, False)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                # A reset is told once; read again, it would look like an orderly end.
+                self.by_fd[fd].connection_lost(error)
                 continue
             if len(data) < 4 or data[-4] != 10 or len(data) == READ_BYTES:
                 self.read_all(fd, data, True)

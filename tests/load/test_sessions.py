@@ -45,6 +45,16 @@ def test_a_turn_is_everything_said_before_it(api: str, scripted: bool, tmp_path:
     assert "text" not in level.requests[0] and "content" not in level.requests[0]
 
 
+def test_a_prompt_that_is_also_the_models_name(tmp_path: Path) -> None:
+    """The place of the prompt in a body is found by its key, not by its text."""
+    said = "FAULT:ok x"
+    requests = [Request("a", said, 2, session="s"), Request("b", said, 2, session="s")]
+    with faulty_server(gap_s=0.001) as server:
+        path = run_level(server.base_url, "completions", requests, out=tmp_path / "l", concurrency=1, model=said)
+        assert [b["model"] for b in server.bodies] == [said, said] and server.bodies[1]["prompt"].startswith(said + TEXT[0])
+    assert metrics.failures(read_level(path)) == {}
+
+
 def test_thoughts_are_no_part_of_the_conversation(tmp_path: Path) -> None:
     """Reasoning tokens are timed and counted, and the next turn's history has the content alone."""
     with faulty_server(gap_s=0.001) as server:
