@@ -173,10 +173,12 @@ class Bench:
         args = self.args
         steps = self.steps()
         made = {step: self.workload(step) for step in steps} if not (args.search or args.find_knee) else {}
+        first = next(iter(made.values())) if made else self.workload(steps[0])
+        if not args.api and any(r.prompt_kind() == "messages" for r in first.requests):
+            self.api = "chat"  # the only endpoint that takes messages
         self.calibrate()
         print(f"{args.base_url}" + (f" (a) against {args.versus} (b)" if args.versus else ""))
-        name = next(iter(made.values())).name if made else args.dataset
-        print(f"model {', '.join(dict.fromkeys(self.models.values()))}  api {self.api}  dataset {name}  raw in {self.raw}")
+        print(f"model {', '.join(dict.fromkeys(self.models.values()))}  api {self.api}  dataset {first.name}  raw in {self.raw}")
         if self.earlier:
             print(f"continuing {args.json}: {len(self.earlier)} level(s) are in it and are not measured again")
         print(_row({"concurrency": "C", "rate": "req/s", "replay": "scale"}[self.levels[0][0]], *COLUMNS))

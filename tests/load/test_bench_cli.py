@@ -154,6 +154,16 @@ def test_replay(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "scale" in capsys.readouterr().out
 
 
+def test_messages_in_a_file_go_to_chat(url: str, tmp_path: Path) -> None:
+    """A file or a trace of messages needs no --api: only one endpoint takes them."""
+    rows = [{"at_s": 0.01 * i, "messages": [{"role": "user", "content": f"q {i}"}], "output_len": 3} for i in range(6)]
+    path, out = tmp_path / "m.jsonl", tmp_path / "b.json"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    for how in (["--dataset", str(path), "--concurrency", "2", "--num-requests", "4"], ["--trace", str(path)]):
+        assert bench("--base-url", url, *how, "--output-len", "3", "--json", str(out), "--overwrite") == 0
+        assert loaded(out)["api"] == "chat" and loaded(out)["levels"][0]["failures"] == {}
+
+
 def test_goodput_and_ramp(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--slo gives the share of good requests with its interval and status; --ramp a timeline."""
     out = tmp_path / "b.json"
