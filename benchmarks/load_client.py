@@ -1,12 +1,12 @@
 """The load client's own table: what it shows against what the judge really sent, and what that costs.
 
     taskset is applied here: the judge on core 0, the client (all its processes) on core 1.
-    python benchmarks/load_client.py [--quick] [--repeats 3] [--json FILE]
+    python benchmarks/load_client.py [--quick] [--repeats 3] [--peers] [--json FILE]
 
-With `--peers`, bench_serving, its Rust client, vllm bench and aiperf are run at the same load against a judge of their
-own, one after the other, where an environment variable says where they are installed:
-    PEER_SGLANG_PYTHON (sglang.bench_serving, sglang.benchmark.rust_client), PEER_VLLM, PEER_AIPERF; and
-    PEER_TOKENIZER, a folder with a tokenizer for those that want one.
+With `--peers`, SGLang's bench_serving, its Rust client, vllm bench and aiperf are run at the same load, each against a
+judge of its own, one after the other, where they are found: bench_serving in .venv-sglang or PEER_SGLANG_PYTHON; the
+others on PATH or as PEER_SGLANG_RUST, PEER_VLLM, PEER_AIPERF (a command each). PEER_TOKENIZER is a folder with a
+tokenizer for those that want one (default: a model of this workbook's cache). What is not found is said.
 
 A shared machine disturbs; each cell is the run with the least lag of the judge, and the range over all runs is printed.
 """
@@ -19,6 +19,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,6 +40,7 @@ from lib.load.client_worker import prefer  # noqa: E402
 from lib.load.judge import Comparison, Plan, Truth  # noqa: E402
 
 JUDGE_CORES, CLIENT_CORES = (0,), (1,)
+PEER_LIMIT_S = 90
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Run:
     startup_s: float
     rss_bytes: int
     window_us: float
+    cpu_frac: float
     verdict: str
 
 
@@ -69,6 +72,7 @@ def one(plan: Plan, streams: int, requests: int, tokens: int, api: str, workers:
         max(f["first_request_after_start_s"] for f in facts),
         sum(f["peak_rss_bytes"] for f in facts),
         sum(f["cpu_window_s"] for f in facts) / total * 1e6,
+        max(f["cpu_frac"] for f in facts),
         metrics.client_verdict(level).status,
     )
 
@@ -93,6 +97,7 @@ def show(name: str, runs: list[Run]) -> dict[str, Any]:
         "gap_p99_ms": [x * 1e3 for x in f.gap_p99_s],
         "cpu_us_per_token": run.cpu_us_per_token,
         "cpu_window_us_per_token": run.window_us,
+        "cpu_frac_of_busiest_process": run.cpu_frac,
         "rss_mb": run.rss_bytes / 1e6,
         "startup_s": run.startup_s,
         "judge_lag_ms": run.truth.lag_mean_s * 1e3,
@@ -145,62 +150,138 @@ def most_paced(api: str, repeats: int) -> dict[str, Any]:
     return reached
 
 
+def peer_commands() -> dict[str, tuple[list[str] | None, str]]:
+    """The other clients: their command, or why there is none."""
+    root = Path(__file__).resolve().parents[1]
+    sglang = os.environ.get("PEER_SGLANG_PYTHON") or str(root / ".venv-sglang" / "bin" / "python")
+    found: dict[str, tuple[list[str] | None, str]] = {}
+    there = Path(sglang).exists()
+    found["bench_serving"] = ([sglang, "-m", "sglang.bench_serving"] if there else None, f"no interpreter at {sglang}")
+    for name, variable, program in (
+        ("sglang rust client", "PEER_SGLANG_RUST", "sglang-bench"),
+        ("vllm bench", "PEER_VLLM", "vllm"),
+        ("aiperf", "PEER_AIPERF", "aiperf"),
+    ):
+        command = os.environ.get(variable) or shutil.which(program)
+        found[name] = ([command] if command else None, f"no {program} on PATH and {variable} is not set")
+    return found
+
+
+def tokenizer() -> str | None:
+    """A folder with a tokenizer: PEER_TOKENIZER, or a model of the workbook's cache."""
+    cached = sorted(judge.cache_folder().parent.glob("models/*/tokenizer.json"), key=lambda p: p.stat().st_size)
+    return os.environ.get("PEER_TOKENIZER") or (str(cached[-1].parent) if cached else None)
+
+
 def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str, Any]]:
     """Other clients at the same load, where they are installed; what is not installed is said."""
     rows = []
-    sglang = os.environ.get("PEER_SGLANG_PYTHON")
-    common = ["--host", "127.0.0.1", "--backend", "sglang-oai", "--dataset-name", "random-ids", "--num-prompts"]
-    size = ["--random-input-len", "16", "--random-output-len", str(tokens), "--random-range-ratio", "1.0"]
-    commands = {
-        "bench_serving": sglang and [sglang, "-m", "sglang.bench_serving", *common, str(requests), *size],
-        "sglang rust client": sglang and [sglang, "-m", "sglang.benchmark.rust_client", *common, str(requests), *size],
-        "vllm bench": os.environ.get("PEER_VLLM") and [os.environ["PEER_VLLM"], "bench", "serve"],
-        "aiperf": os.environ.get("PEER_AIPERF") and [os.environ["PEER_AIPERF"], "profile"],
-    }
-    for name, command in commands.items():
+    for name, (command, why) in peer_commands().items():
         if not command:
-            print(f"{name:24} not installed here: not run")
+            print(f"{name:24} not run: {why}")
+            rows.append({"case": name, "not_run": why})
             continue
         with judge.running_judge(plan, cores=JUDGE_CORES) as running, tempfile.TemporaryDirectory() as folder:
             more = peer_arguments(name, running.base_url, running.port, streams, requests, tokens)
+            environment = dict(os.environ, COLUMNS="200")
+            # bench_serving imports `datasets` for data sets that are not used here; it is not part of SGLang's CPU install.
+            (Path(folder) / "stub" / "datasets").mkdir(parents=True)
+            (Path(folder) / "stub" / "datasets" / "__init__.py").write_text("load_dataset = None\n")
+            if name == "bench_serving":
+                environment |= {"PYTHONPATH": str(Path(folder) / "stub"), "HF_HUB_OFFLINE": "1"}
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            begun = time.monotonic_ns()
             process = subprocess.Popen(
                 ["taskset", "-c", ",".join(map(str, CLIENT_CORES)), *command, *more],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+                env=environment,
             )  # fmt: skip
             prefer(process.pid, SENDER_NICE)  # the same priority as this client's sender
             try:
-                out, error = process.communicate(timeout=180)
+                out, error = process.communicate(timeout=PEER_LIMIT_S)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 out, error = process.communicate()
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             truth = running.truth()
+            shown = shown_by(name, out, Path(folder))
         if process.returncode != 0 or truth.read_ns.size < requests:
-            print(f"{name:24} failed (rc {process.returncode}): {(error or out).strip()[-400:]}")
+            last = (error or out).strip()[-300:].replace("\n", " | ")
+            print(f"{name:24} failed (rc {process.returncode}, {truth.read_ns.size} of {requests} requests): {last}")
+            rows.append({"case": name, "failed": last})
             continue
         cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        shown = {k: float(v) for k, v in re.findall(r"((?:Median|P99) (?:TTFT|ITL)) \(ms\):\s+([\d.]+)", out)}
-        per_token = float(cpu / truth.tokens.sum() * 1e6)
-        true = {"ttft_p50_ms": float(np.median(truth.ttft_s())) * 1e3, "tokens_per_s": truth.tokens_per_s()}
-        rows.append({"case": name, "true": true, "cpu_us_per_token": per_token, "shown": shown})
-        print(f"{name:24} CPU {per_token:.1f} us/token  shown {shown}  true {true}")
+        gaps = truth.gaps_s()
+        true = {
+            "ttft_p50_ms": float(np.median(truth.ttft_s())) * 1e3,
+            "gap_p50_ms": float(np.median(gaps)) * 1e3,
+            "gap_p99_ms": float(np.percentile(gaps, 99)) * 1e3,
+            "tokens_per_s": truth.tokens_per_s(),
+        }
+        row = {
+            "case": name, "true": true, "shown": shown, "share_of_load": in_flight(truth) / streams,
+            "cpu_us_per_token": float(cpu / truth.tokens.sum() * 1e6), "judge_lag_ms": truth.lag_mean_s * 1e3,
+            "startup_s": (int(truth.read_ns.min()) - begun) / 1e9, "largest_process_mb": after.ru_maxrss / 1024,
+        }  # fmt: skip
+        rows.append(row)
+        words = ", ".join(f"{k} {v:.1f}/{true[k]:.1f}" if k in true else f"{k} {v:.1f}" for k, v in shown.items())
+        print(
+            f"{name:24} share {row['share_of_load']:.2f}  CPU {row['cpu_us_per_token']:.1f} us/token  start-up "
+            f"{row['startup_s']:.1f} s  shown/true: {words}",
+            flush=True,
+        )
     return rows
+
+
+def in_flight(truth: Truth) -> float:
+    """Requests in the judge's hands on average, over the time from its first read to its last send, ramp and drain too."""
+    ends = np.array([s[-1] for s in truth.sent_ns if s.size])
+    starts = np.array([r for r, s in zip(truth.read_ns, truth.sent_ns, strict=True) if s.size])
+    return float((ends - starts).sum() / (ends.max() - starts.min()))
+
+
+def shown_by(name: str, out: str, folder: Path) -> dict[str, float]:
+    """What a client reports, in milliseconds: TTFT p50, pooled gaps where it has them (per-request means are named so)."""
+    if name == "aiperf":
+        for path in folder.rglob("profile_export_aiperf.json"):
+            made = json.loads(path.read_text())
+            keys = {
+                "ttft_p50_ms": ("time_to_first_token", "p50"),
+                "gap_p50_ms": ("inter_chunk_latency", "p50"),
+                "request_mean_p99_ms": ("inter_token_latency", "p99"),
+                "tokens_per_s": ("output_token_throughput", "avg"),
+            }
+            return {k: float(made[m][s]) for k, (m, s) in keys.items() if isinstance(made.get(m), dict) and s in made[m]}
+        return {}
+    words = {
+        "ttft_p50_ms": r"Median TTFT \(ms\):\s+([\d.]+)",
+        "gap_p50_ms": r"Median ITL \(ms\):\s+([\d.]+)",
+        "gap_p99_ms": r"P99 ITL \(ms\):\s+([\d.]+)",
+        "tokens_per_s": r"Output token throughput \(tok/s\):\s+([\d.]+)",
+    }
+    return {k: float(m.group(1)) for k, pattern in words.items() if (m := re.search(pattern, out))}
 
 
 def peer_arguments(name: str, url: str, port: int, streams: int, requests: int, tokens: int) -> list[str]:
     """Where the judge is and how much load, in each tool's own words."""
+    words = ["--tokenizer", folder] if (folder := tokenizer()) else []
     if name in ("bench_serving", "sglang rust client"):
-        tokenizer = ["--tokenizer", os.environ["PEER_TOKENIZER"]] if "PEER_TOKENIZER" in os.environ else []
-        return ["--port", str(port), "--max-concurrency", str(streams), "--model", "judge", *tokenizer]
+        return [
+            "--host", "127.0.0.1", "--port", str(port), "--backend", "sglang-oai", "--dataset-name", "random-ids",
+            "--num-prompts", str(requests), "--random-input-len", "16", "--random-output-len", str(tokens),
+            "--random-range-ratio", "1.0", "--max-concurrency", str(streams), "--model", "judge", "--disable-tqdm",
+            "--warmup-requests", "0", *words,
+        ]  # fmt: skip
     if name == "vllm bench":
         return [
-            "--base-url", url, "--model", "judge", "--dataset-name", "random", "--random-input-len", "16",
-            "--random-output-len", str(tokens), "--num-prompts", str(requests), "--max-concurrency", str(streams),
+            "bench", "serve", "--base-url", url, "--model", "judge", "--dataset-name", "random", "--random-input-len",
+            "16", "--random-output-len", str(tokens), "--num-prompts", str(requests), "--max-concurrency", str(streams),
+            "--ignore-eos", *words,
         ]  # fmt: skip
     return [
-        "-m", "judge", "-u", url, "--endpoint-type", "completions", "--streaming", "--concurrency", str(streams),
-        "--request-count", str(requests), "--output-tokens-mean", str(tokens),
+        "profile", "-m", "judge", "-u", url, "--endpoint-type", "completions", "--streaming", "--concurrency",
+        str(streams), "--request-count", str(requests), "--isl", "16", "--osl", str(tokens), "--ui", "none",
+        "--use-server-token-count", "--extra-inputs", "ignore_eos:true", *words,
     ]  # fmt: skip
 
 
@@ -210,6 +291,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two waves instead of four, no highest rate")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--only-target", action="store_true", help="only 1,024 streams over completions")
+    parser.add_argument("--highest", action="store_true", help="the highest paced rate also with --quick")
     parser.add_argument("--peers", action="store_true", help="run other clients too, where installed")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -232,11 +314,15 @@ def main() -> int:
     if not args.only_target:
         runs = [one(plan, 1024, waves * 1024, 128, "completions", 2, (0, 1)) for _ in range(args.repeats)]
         rows.append(show("2 workers, cores 0 and 1", runs))
+        alone = next(r for r in rows if r["case"] == "completions 1024")["cpu_frac_of_busiest_process"]
+        shared = rows[-1]["cpu_frac_of_busiest_process"]
+        print(f"  gain of --workers 2: CPU share of the busiest process {alone:.2f} with one, {shared:.2f} with two: "
+              f"room for {alone / shared:.2f} times the load (the judge keeps core 0 half busy)")  # fmt: skip
         triple = Plan(step_s=0.030, tokens_per_event=3)
         runs = [one(triple, 32, 64, 127, "generate", 1, CLIENT_CORES) for _ in range(args.repeats)]
         rows.append(show("3 tokens a chunk, 32", runs))
     result: dict[str, Any] = {"unix_s": time.time(), "load_average": os.getloadavg(), "rows": rows}
-    if not args.quick and not args.only_target:
+    if not args.quick and not args.only_target or args.highest:
         print("highest paced rate, 256 streams on one core:")
         result["highest"] = most_paced("completions", min(2, args.repeats))
     if args.peers:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
+import math
 import os
 import platform
 import random
+import selectors
 import signal
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -35,6 +39,8 @@ LEVEL_SCHEMA = 1
 PATHS = {"generate": "/generate", "completions": "/v1/completions", "chat": "/v1/chat/completions"}
 #: The sending process asks for this priority, and goes on without it where it is not allowed (its header says).
 SENDER_NICE = -10
+#: Several sending processes are told to start together this much later, so that all have read it by then.
+WORKERS_LEAD_NS = 20_000_000
 _DISK_FAULTS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EFBIG
 }  # fmt: skip
@@ -47,6 +53,10 @@ class Request:
 
     `temperature=0` and `ignore_eos=True` by default: levels are comparable only if they generate the same lengths.
     For acceptance under speculation set `ignore_eos=False`: text after the end of a text repeats itself.
+
+    Requests that name the same `session` are its turns, in order: each is sent `think_s` after the answer to the one
+    before, and its prompt is only what it adds (a tool result, the user's next message); the whole conversation is sent.
+    The answers in it are the server's own, or `answer_before`, where the same text must be sent in every run.
     """
 
     id: str
@@ -55,6 +65,9 @@ class Request:
     temperature: float = 0.0
     ignore_eos: bool = True
     extra: dict[str, Any] = field(default_factory=dict)
+    session: str | None = None
+    think_s: float = 0.0
+    answer_before: str | None = None
 
     def prompt_kind(self) -> str:
         """text, ids or messages."""
@@ -116,16 +129,31 @@ def request_body(
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def arrival_offsets_ns(count: int, rate: float, arrival: str, seed: int) -> list[int]:
-    """When each request of an open loop is due, in nanoseconds after the start; nothing in it depends on answers."""
-    if arrival == "constant":
-        return [int(i / rate * 1e9) for i in range(count)]
+def arrival_offsets_ns(
+    count: int, rate: float, arrival: str, seed: int, ramp_s: float = 0.0, ramp_from: float = 0.0
+) -> list[int]:
+    """When each request of an open loop is due, in nanoseconds after the start; nothing in it depends on answers.
+
+    With `ramp_s` the rate grows evenly from `ramp_from` to `rate` during it, then stays.
+    """
     generator = random.Random(f"arrivals-{seed}")
     at, offsets = 0.0, []
-    for _ in range(count):
-        offsets.append(int(at * 1e9))
-        at += generator.expovariate(rate)
+    for number in range(count):
+        # `at` counts expected arrivals; the time at which so many are expected is the inverse of the rate's integral.
+        expected = float(number) if arrival == "constant" else at
+        offsets.append(int(_time_of_arrival(expected, rate, ramp_s, ramp_from) * 1e9))
+        at += generator.expovariate(1.0)
     return offsets
+
+
+def _time_of_arrival(expected: float, rate: float, ramp_s: float, ramp_from: float) -> float:
+    within = (ramp_from + rate) / 2 * ramp_s
+    if expected >= within:
+        return ramp_s + (expected - within) / rate
+    slope = (rate - ramp_from) / ramp_s
+    if slope == 0:
+        return expected / rate
+    return (math.sqrt(max(ramp_from**2 + 2 * slope * expected, 0.0)) - ramp_from) / slope
 
 
 def split_url(base_url: str) -> tuple[str, int, bool, str]:
@@ -172,15 +200,24 @@ def run_level(
     cores: Sequence[int] = (),
     progress: Callable[[dict[str, Any]], None] | None = None,
     extra_header: dict[str, Any] | None = None,
+    ca_file: Path | None = None,
+    offsets_s: Sequence[float] | None = None,
+    ramp_s: float = 0.0,
+    ramp_from: float = 0.0,
+    observe: Callable[[], dict[str, Any]] | None = None,
 ) -> Path:
     """Send one level of load and write its raw record: a header line, then one JSON line a request that was sent.
 
     Closed loop (`concurrency`): that many slots, each sends its next request when its last one ended; a slot's request
     is due when the slot gets free. Open loop (`rate` per second, `arrival` constant or poisson): a request is due at
-    its own time, whatever the server does, so a slow server meets a growing number of requests in flight.
+    its own time, whatever the server does, so a slow server meets a growing number of requests in flight. Replay
+    (`offsets_s`): an open loop with the given times.
+
+    Requests with a `session` are sent as sessions: a slot or a due time belongs to a whole session, whose turns follow
+    each other. After a turn that failed, the rest of its session is not sent (`unsent_after_failed_turn`).
 
     Args:
-        base_url: http://HOST:PORT of the server.
+        base_url: http://HOST:PORT of the server, or https://.
         api: generate, completions or chat.
         requests: what is sent, in this order, each once.
         out: the record's path; it appears whole or not at all.
@@ -195,6 +232,12 @@ def run_level(
         calibration: what `lib.load.judge.calibrate` said about this client at this load; kept in the header.
         cores: pin the sending processes to these cores.
         progress: called about twice a second with {done, of, in_flight}.
+        ca_file: certificates to trust under https, instead of the system's.
+        offsets_s: seconds after the start at which each request (session) is due.
+        ramp_s: closed loop: start the slots one after the other over so many seconds. Open loop: let the rate grow to
+            `rate` during them, from `ramp_from`.
+        observe: called when all is ready to send and again when all has ended; both answers go into the header
+            (`server_before`, `server_after`). `lib.load.server_side.observer` makes one.
 
     Returns:
         `out`. A level in which every request failed is a result too; its causes are in the record.
@@ -206,10 +249,17 @@ def run_level(
     """
     api = {v: k for k, v in PATHS.items()}.get(api, api)
     host, port, tls, prefix = split_url(base_url)
-    _check_arguments(api, requests, warmup, concurrency, rate, arrival, model, workers, api_key_env)
+    sessions = _sessions(requests)
+    _check_arguments(
+        api, requests, warmup, concurrency, rate, arrival, model, workers, api_key_env, ca_file if tls else None,
+        len(sessions), offsets_s, ramp_s, ramp_from,
+    )  # fmt: skip
     out = Path(out)
-    workers = min(workers, len(requests), concurrency or workers)
-    offsets = arrival_offsets_ns(len(requests), rate, arrival, seed) if rate else [0] * len(requests)
+    workers = min(workers, len(sessions), concurrency or workers)
+    if rate:
+        offsets = arrival_offsets_ns(len(sessions), rate, arrival, seed, ramp_s, ramp_from)
+    else:
+        offsets = [int(x * 1e9) for x in offsets_s] if offsets_s is not None else [0] * len(sessions)
     token = sha256(os.urandom(16)).hexdigest()[:12]
     job: dict[str, Any] = {
         "host": host,
@@ -230,7 +280,8 @@ def run_level(
         "loop": os.environ.get("WORKBOOK_LOOP", "uvloop"),
         "progress_s": 0.5,
         "nice": SENDER_NICE,
-        "start_at_ns": 0,
+        "ca_file": str(ca_file) if ca_file else None,
+        "ramp_s": ramp_s if concurrency else 0.0,
     }
     wall_start = time.time()
     parts: list[tuple[dict[str, Any], Path]] = []
@@ -238,24 +289,29 @@ def run_level(
     with _room_for(out), tempfile.TemporaryDirectory(prefix=".level-", dir=out.parent) as folder:
         jobs = []
         for number in range(workers):
-            mine = range(number, len(requests), workers)
+            mine = range(number, len(sessions), workers)
             share = concurrency // workers + (number < concurrency % workers) if concurrency else None
             warm = list(warmup[number::workers])
             settings = job | {
                 "concurrency": share,
+                "slot_first": number,
+                "slot_step": workers,
                 "preconnect": min(64, len(mine)),
                 "warmup_concurrency": max(1, min(share or 8, len(warm) or 1)),
                 "parent_started_ns": time.monotonic_ns(),
             }
-            if workers > 1:
-                settings["start_at_ns"] = time.monotonic_ns() + int((0.7 if not warmup else 0.0) * 1e9)
             path = Path(folder) / f"job{number}"
-            _write_job(path, settings, [(i, requests[i], offsets[i]) for i in mine], warm, api, token, continuous_usage)
+            rows = [(i, requests[i], offsets[n], n, turn) for n in mine for turn, i in enumerate(sessions[n])]
+            _write_job(path, settings, rows, warm, api, token, continuous_usage)
             jobs.append(path)
+        seen: list[dict[str, Any]] = []
+        hook = (lambda: seen.append(observe())) if observe else None
         try:
-            parts = _run_workers(jobs, progress)
+            parts = _run_workers(jobs, progress, hook)
         except _Interrupted as stop:
             parts, interrupted = stop.parts, True
+        if observe:
+            extra_header = (extra_header or {}) | dict(zip(("server_before", "server_after"), seen, strict=False))
         header = _header(
             base_url=f"{'https' if tls else 'http'}://{host}:{port}{prefix}",
             api=api,
@@ -264,7 +320,10 @@ def run_level(
                 "mode": "closed" if concurrency else "open",
                 "concurrency": concurrency,
                 "rate_per_s": rate,
-                "arrival": arrival if rate else None,
+                "arrival": arrival if rate else "replay" if offsets_s is not None else None,
+                "ramp_s": ramp_s,
+                "ramp_from_per_s": ramp_from if rate and ramp_s else None,
+                "sessions": len(sessions) if len(sessions) != len(requests) else None,
                 "seed": seed,
                 "workers": workers,
                 "planned": len(requests),
@@ -299,6 +358,14 @@ def _room_for(out: Path) -> Iterator[None]:
         raise BadInput(f"to write a level's record at {out}", found, "free space or choose another folder") from None
 
 
+def _sessions(requests: Sequence[Request]) -> list[list[int]]:
+    """Indices of the requests of each session, in order of first appearance; a request without one is its own."""
+    made: dict[Any, list[int]] = {}
+    for number, request in enumerate(requests):
+        made.setdefault(request.session if request.session is not None else number, []).append(number)
+    return list(made.values())
+
+
 def _check_arguments(
     api: str,
     requests: Sequence[Request],
@@ -309,6 +376,11 @@ def _check_arguments(
     model: str | None,
     workers: int,
     api_key_env: str | None,
+    ca_file: Path | None,
+    sessions: int,
+    offsets_s: Sequence[float] | None,
+    ramp_s: float,
+    ramp_from: float,
 ) -> None:
     faults = []
     if api not in PATHS:
@@ -317,12 +389,29 @@ def _check_arguments(
         faults.append(f"api {api!r} needs the served model name (GET /v1/models says it)")
     if not requests:
         faults.append("no requests")
-    if (concurrency is None) == (rate is None):
-        faults.append("give either concurrency (closed loop) or rate (open loop)")
+    if sum(x is not None for x in (concurrency, rate, offsets_s)) != 1:
+        faults.append("give either concurrency (closed loop), or rate or offsets_s (open loop)")
     if concurrency is not None and concurrency < 1:
         faults.append(f"concurrency {concurrency} is below 1")
     if rate is not None and not 0 < rate < 1e6:
         faults.append(f"rate {rate} is not a positive number of requests a second")
+    if offsets_s is not None:
+        if len(offsets_s) != sessions:
+            faults.append(f"{len(offsets_s)} offsets for {sessions} requests (sessions)")
+        if any(not 0 <= x < 1e6 for x in offsets_s) or any(b < a for a, b in itertools.pairwise(offsets_s)):
+            faults.append("offsets_s are seconds from 0 on, in rising order")
+    if not 0 <= ramp_s < 1e6 or not 0 <= ramp_from < 1e6 or (ramp_s and offsets_s is not None):
+        faults.append(f"a ramp of {ramp_s} s from {ramp_from}: not negative, and not with a replay")
+    if any(not 0 <= r.think_s < 1e6 for r in requests):
+        faults.append("a think time that is not a number of seconds from 0 on")
+    if ca_file is not None:
+        try:
+            ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as error:
+            why = getattr(error, "strerror", None) or getattr(error, "reason", None) or type(error).__name__
+            faults.append(f"the CA file {ca_file} cannot be used ({why})")
+    if any(r.session is not None and r.prompt_kind() == "ids" for r in requests):
+        faults.append("the turns of a session are text or messages, not token ids")
     if arrival not in ARRIVALS:
         faults.append(f"arrival {arrival!r} is not one of {', '.join(ARRIVALS)}")
     if workers < 1:
@@ -341,7 +430,7 @@ def _check_arguments(
 def _write_job(
     path: Path,
     settings: dict[str, Any],
-    requests: list[tuple[int, Request, int]],
+    requests: list[tuple[int, Request, int, int, int]],
     warmup: list[Request],
     api: str,
     token: str,
@@ -349,12 +438,28 @@ def _write_job(
 ) -> None:
     with open(path, "wb") as file:
         file.write(json.dumps(settings).encode() + b"\n")
-        rows = [(i, False, o, r) for i, r, o in requests] + [(-1 - n, True, 0, r) for n, r in enumerate(warmup)]
-        for index, warm, offset, request in rows:
+        rows = [(i, False, o, r, n, turn) for i, r, o, n, turn in requests]
+        rows += [(-1 - n, True, 0, r, 0, 0) for n, r in enumerate(warmup)]
+        for index, warm, offset, request, session, turn in rows:
             rid = f"{RID_PREFIX}{token}-{'w' if warm else ''}{abs(index)}" if api == "generate" else None
-            meta = json.dumps([index, warm, offset, rid, request.id, request.prompt_sha256()])
             body = request_body(request, api, settings["model"], rid, continuous_usage)
+            place: list[Any] | None = None
+            if request.session is not None and not warm:
+                start, end = _prompt_place(body, request, api)
+                place = [session, turn, int(request.think_s * 1e9), start, end, request.answer_before]
+            meta = json.dumps([index, warm, offset, rid, request.id, request.prompt_sha256(), place])
             file.write(meta.encode() + b"\t" + body + b"\n")
+
+
+def _prompt_place(body: bytes, request: Request, api: str) -> tuple[int, int]:
+    """Where the prompt's own JSON lies in a body, without its quotes or brackets: there a session's turns are joined."""
+    prompt = request.prompt
+    if api == "chat" and isinstance(prompt, str):
+        prompt = ({"role": "user", "content": prompt},)
+    key = {"generate": "text", "completions": "prompt", "chat": "messages"}[api]
+    raw = json.dumps(prompt, separators=(",", ":"))
+    start = body.index(f'"{key}":{raw}'.encode()) + len(key) + 4
+    return start, start + len(raw.encode()) - 2
 
 
 class _Interrupted(Exception):
@@ -364,14 +469,17 @@ class _Interrupted(Exception):
 
 
 def _run_workers(
-    jobs: list[Path], progress: Callable[[dict[str, Any]], None] | None
+    jobs: list[Path],
+    progress: Callable[[dict[str, Any]], None] | None,
+    observe: Callable[[], None] | None = None,
 ) -> list[tuple[dict[str, Any], Path]]:
     """Start the sending processes and wait for them; an interrupt is passed on and their records are still read."""
     environment = dict(os.environ)
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(x for x in (root, environment.get("PYTHONPATH", "")) if x)
-    workers: list[subprocess.Popen[str]] = []
+    workers: list[subprocess.Popen[bytes]] = []
     interrupted = False
+    unread = [b"" for _ in jobs]
     answers: list[dict[str, Any]] = [{} for _ in jobs]
     try:
         for job in jobs:
@@ -381,14 +489,13 @@ def _run_workers(
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=open(f"{job}.err", "w"),  # noqa: SIM115
-                    text=True,
                     env=environment,
                     start_new_session=True,
                 )
             )
         while True:
             try:
-                _listen(workers, answers, progress)
+                _listen(workers, answers, unread, progress, observe)
                 break
             except KeyboardInterrupt:
                 if interrupted:
@@ -425,27 +532,58 @@ def _run_workers(
 
 
 def _listen(
-    workers: list[subprocess.Popen[str]],
+    workers: list[subprocess.Popen[bytes]],
     answers: list[dict[str, Any]],
+    unread: list[bytes],
     progress: Callable[[dict[str, Any]], None] | None,
+    observe: Callable[[], None] | None,
 ) -> None:
-    import selectors
+    """Until every worker has given its facts: start them together when all are ready, and observe before and after.
 
+    `answers` and `unread` (the beginning of a line) outlive an interrupt, after which this is called again.
+    """
     with selectors.DefaultSelector() as selector:
         for number, worker in enumerate(workers):
             if worker.stdout and "facts" not in answers[number]:
                 selector.register(worker.stdout, selectors.EVENT_READ, number)
         while selector.get_map():
             for key, _ in selector.select():
-                line = key.fileobj.readline()  # type: ignore[union-attr]
-                if not line:
+                number = key.data
+                data = os.read(key.fd, 1 << 16)
+                if not data:
                     selector.unregister(key.fileobj)
+                    if "facts" not in answers[number]:
+                        # It died: the others stop too, and the level fails with its message.
+                        for worker in workers:
+                            with contextlib.suppress(ProcessLookupError):
+                                worker.send_signal(signal.SIGINT)
                     continue
-                with contextlib.suppress(ValueError):
-                    answers[key.data] |= json.loads(line)
-                if progress and "facts" not in answers[key.data]:
-                    known = [a for a in answers if "of" in a]
+                *lines, unread[number] = (unread[number] + data).split(b"\n")
+                for line in lines:
+                    with contextlib.suppress(ValueError):
+                        answers[number] |= json.loads(line)
+                _start_and_observe(workers, answers, observe)
+                known = [a for a in answers if "of" in a]
+                if progress and known and "facts" not in answers[number]:
                     progress({k: sum(a[k] for a in known) for k in ("done", "of", "in_flight")})
+
+
+def _start_and_observe(
+    workers: list[subprocess.Popen[bytes]], answers: list[dict[str, Any]], observe: Callable[[], None] | None
+) -> None:
+    if "started" not in answers[0] and all("ready" in a for a in answers):
+        answers[0]["started"] = True
+        if observe:
+            observe()
+        at = time.monotonic_ns() + (WORKERS_LEAD_NS if len(workers) > 1 else 0)
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker.stdin.write(b"GO %d\n" % at)  # type: ignore[union-attr]
+                worker.stdin.flush()  # type: ignore[union-attr]
+    if "ended" not in answers[0] and all("over" in a for a in answers):
+        answers[0]["ended"] = True
+        if observe:
+            observe()
 
 
 def _header(
@@ -479,6 +617,7 @@ def _header(
         "planned": load["planned"],
         "sent": sum(f["sent"] for f in facts),
         "stopped": "interrupted" if interrupted else stopped,
+        "unsent_after_failed_turn": sum(f["unsent_after_failed_turn"] for f in facts),
         "client": {
             "workers": facts,
             "python": platform.python_version(),

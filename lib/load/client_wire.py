@@ -11,14 +11,16 @@ import json
 import re
 from array import array
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
+from operator import sub
 from typing import IO, Any
 
 #: Every way in which a request can fail, and what it means. A failed request has exactly one of these names.
 FAILURES: dict[str, str] = {
     "connection_refused": "nobody listens on the port",
     "connect_timeout": "no TCP connection within the connect timeout",
-    "connect_error": "the connection could not be made for another reason (name, route, TLS)",
+    "connect_error": "the connection could not be made for another reason (name, route)",
+    "tls_error": "the TLS handshake failed: certificate, host name, or a server that does not speak TLS",
     "reset_before_response": "the connection was reset after the request was sent, before a byte of the answer",
     "closed_before_response": "the server closed the connection without a byte of the answer",
     "reset_mid_stream": "the connection was reset inside the answer",
@@ -62,9 +64,16 @@ META_FIELDS = (
     "dp_rank",
 )
 DETAIL_CHARS = 500
+_NUMBERS = ("t_us", "tokens", "sizes")
 #: How this client's own request ids begin (`rid` of /generate): a server that echoes one says whose answer it is.
 RID_PREFIX = "wb-"
 _UNKNOWN_MODEL = re.compile(r"model\b.{0,120}(not exist|not found|not served|unknown)", re.I | re.S)
+#: The inside of a JSON string without a control character (which also would break the event's line).
+_JSON_TEXT = re.compile(rb'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))+')
+_ODD_BYTE = re.compile(rb'["\\\x00-\x1f]')
+#: So many reads are checked at once: fewer lose speed, more cost more work when one of them differs. The last reads of an
+#: answer (finish reason, usage, [DONE]) always differ and are left out.
+RUN_BLOCK, CLOSING_READS = 128, 4
 _BLANK_LINE = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _TRIMMED = b'data: {"trimmed":'
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens":(?=(\d+))')
@@ -86,6 +95,7 @@ class Exchange:
         "sent_ns",
         "end_ns",
         "connect_ns",
+        "log",
         "times",
         "data",
         "failure",
@@ -94,6 +104,15 @@ class Exchange:
         "reused",
         "surplus",
         "surplus_on_connection",
+        "slot",
+        "session",
+        "turn",
+        "think_ns",
+        "cut",
+        "script",
+        "rest",
+        "history",
+        "record",
     )
 
     def __init__(
@@ -102,12 +121,49 @@ class Exchange:
         self.index, self.payload, self.offset_ns = index, payload, offset_ns
         self.rid, self.request_id, self.prompt_sha256 = rid, request_id, prompt_sha256
         self.due_ns = self.sent_ns = self.end_ns = self.connect_ns = 0
+        #: While the answer comes: time, bytes, time, bytes, ... in one list (see Run.read_ready for why).
+        self.log: list[Any] = []
         self.times: array[int] = array("q")
         self.data: list[bytes] = []
         self.failure: str | None = None
         self.detail = ""
         self.ended = self.reused = self.surplus_on_connection = False
         self.surplus = 0
+        self.slot: int | None = None
+        self.session: int | None = None
+        self.turn = self.think_ns = 0
+        self.cut: tuple[int, int] = (0, 0)
+        self.script: str | None = None
+        self.rest: list[Exchange] = []
+        self.history = b""
+        self.record: dict[str, Any] | None = None
+
+    def take_log(self) -> None:
+        """Nothing more comes: split what was read into times and bytes."""
+        self.times, self.data = array("q", self.log[::2]), self.log[1::2]
+        self.log = []
+
+    def take_turn(self, session: int, turn: int, think_ns: int, start: int, end: int, script: str | None) -> None:
+        """Make this a turn of a session; `payload` is its body, and its prompt lies between `start` and `end`."""
+        self.session, self.turn, self.think_ns, self.cut, self.script = session, turn, think_ns, (start, end), script
+        self.history = self.payload[start:end]
+
+    def continue_from(self, last: Exchange, api: str, prefix: bytes) -> None:
+        """The whole request of a later turn: everything said so far, the answer to it, and what this turn adds.
+
+        The prompt is put together as JSON text, not decoded and encoded again: at 100,000 tokens that costs a copy.
+        """
+        text = self.script if self.script is not None else (last.record or {}).get("content") or ""
+        answer = json.dumps(text, ensure_ascii=False)
+        if api == "chat":
+            between = b',{"role":"assistant","content":' + answer.encode("utf-8", "replace") + b"},"
+        else:
+            between = answer[1:-1].encode("utf-8", "replace")
+        self.history = b"".join((last.history, between, self.history))
+        last.history = b""
+        start, end = self.cut
+        body = b"".join((self.payload[:start], self.history, self.payload[end:]))
+        self.payload = prefix + str(len(body)).encode() + b"\r\n\r\n" + body
 
 
 def trimmed_read(previous: bytes, data: bytes) -> bytes:
@@ -164,6 +220,7 @@ class _Events:
         "sizes",
         "counts",
         "texts",
+        "thoughts",
         "failure",
         "detail",
         "usage",
@@ -173,7 +230,6 @@ class _Events:
         "id",
         "done",
         "templates",
-        "plain",
         "heads",
         "meta_head",
         "meta_tail",
@@ -186,6 +242,7 @@ class _Events:
         self.sizes: list[int] = []
         self.counts: list[int] = []
         self.texts: list[bytes] = []
+        self.thoughts: list[bytes] = []
         self.failure: str | None = None
         self.detail = ""
         self.usage: dict[str, Any] | None = None
@@ -195,7 +252,6 @@ class _Events:
         self.id: str | None = None
         self.done = False
         self.templates: list[tuple[bytes, int, bytes, int, str]] = []
-        self.plain: set[bytes] = set()
         self.heads: dict[int, bytes] = {}
         self.meta_head = self.meta_tail = b""
 
@@ -215,12 +271,12 @@ class _Events:
         for prefix, cut, suffix, tail, kind in self.templates:
             if event.startswith(prefix) and event.endswith(suffix):
                 text = event[cut : len(event) - tail]
-                if b"\\" in text or b'"' in text or b"\n" in text:
+                if text and not _JSON_TEXT.fullmatch(text):
                     break
                 self.times.append(stamp)
                 self.kinds.append(kind if text else "n")
                 self.sizes.append(len(event))
-                self.texts.append(text)
+                (self.texts if kind == "c" else self.thoughts).append(text)
                 return
         self._add_slowly(event, stamp)
 
@@ -241,7 +297,7 @@ class _Events:
             return
         try:
             payload = json.loads(body)
-        except (ValueError, UnicodeDecodeError):
+        except (ValueError, RecursionError):
             self.fail("malformed_sse", _text(event))
             return
         if not isinstance(payload, dict):
@@ -265,10 +321,10 @@ class _Events:
             self.fail("malformed_sse", "an event without meta_info")
             return "n"
         self.id = meta.get("id", self.id)
-        count = meta.get("completion_tokens")
+        count = _count_of(meta.get("completion_tokens"))
         before = self.counts[-1] if self.counts else 0
-        self.counts.append(count if isinstance(count, int) else before)
-        if isinstance(count, int):
+        self.counts.append(before if count is None else count)
+        if count is not None:
             self.usage = {"prompt_tokens": meta.get("prompt_tokens"), "completion_tokens": count}
         if meta.get("finish_reason"):
             self.finish, self.meta = meta["finish_reason"], meta
@@ -289,17 +345,24 @@ class _Events:
         self.id = payload.get("id", self.id)
         self.model = payload.get("model", self.model)
         usage = payload.get("usage")
-        if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
+        if isinstance(usage, dict) and _count_of(usage.get("completion_tokens")) is not None:
             self.usage = usage
             if payload.get("choices"):
                 before = self.counts[-1] if self.counts else 0
                 self.counts.extend([before] * (len(self.kinds) - len(self.counts)))
                 self.counts.append(usage["completion_tokens"])
         kind = "n"
-        for choice in payload.get("choices") or ():
+        choices = payload.get("choices") or ()
+        if not isinstance(choices, list | tuple) or not all(isinstance(c, dict) for c in choices):
+            self.fail("malformed_sse", _text(event))
+            return "n"
+        for choice in choices:
             if choice.get("finish_reason"):
                 self.finish = choice["finish_reason"]
             delta = choice if self.api == "completions" else choice.get("delta") or {}
+            if not isinstance(delta, dict):
+                self.fail("malformed_sse", _text(event))
+                return "n"
             for key, letter in _SLOTS[self.api]:
                 value = delta.get(key[1:-2].decode())
                 if isinstance(value, str) and value:
@@ -312,11 +375,13 @@ class _Events:
     def _keep(self, event: bytes, key: bytes, letter: str, value: str) -> None:
         """Store the text, and learn the bytes around it: the next events usually differ in the text alone."""
         plain = value.encode("utf-8", "replace")
-        if b"\\" in plain or b'"' in plain or len(value) != len(value.encode("unicode_escape")):
+        if not value.isprintable() or b"\\" in plain or b'"' in plain or not value.isascii():
             plain = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")[1:-1]
-        self.texts.append(plain)
+        (self.texts if letter == "c" else self.thoughts).append(plain)
+        if b'"finish_reason":null' not in event:
+            return
         at = event.find(b"%b\"%b\"" % (key, plain))
-        if at < 0 or b'"finish_reason":null' not in event:
+        if at < 0:
             return
         at += len(key) + 1
         prefix, suffix = event[:at], event[at + len(plain) :]
@@ -326,6 +391,11 @@ class _Events:
             del self.templates[4:]
 
 
+def _count_of(value: Any) -> int | None:
+    """A number of tokens; what a server states that is none (words, a truth value, less than 0) is unknown."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
 def _text(raw: bytes) -> str:
     return raw[: DETAIL_CHARS * 4].decode("utf-8", "replace")[:DETAIL_CHARS]
 
@@ -333,31 +403,59 @@ def _text(raw: bytes) -> str:
 def _plain_run(buffer: bytes, ends: list[int], first: int, times: array[int], events: _Events) -> int:
     """Take the reads from `first` on that are one HTTP chunk with one event each, as the template but for the text.
 
-    Most of a stream is such a run; the framing, the bytes around the text and the text itself are still all checked.
-    Returns the first read that is not part of it.
+    Most of a stream is such a run. A block of reads is cut where a template and the reads' lengths put the texts, then
+    built again from those texts and compared with what came: every byte is checked, in a few calls for the whole block.
+    Returns the first read that is not part of the run.
     """
+    last = len(ends) - CLOSING_READS
+    while first < last:
+        stop = min(first + RUN_BLOCK, last)
+        if not _plain_block(buffer, ends, first, stop, times, events):
+            return _plain_reads(buffer, ends, first, stop, times, events)
+        first = stop
+    return _plain_reads(buffer, ends, first, len(ends), times, events)
+
+
+def _plain_block(buffer: bytes, ends: list[int], first: int, stop: int, times: array[int], events: _Events) -> bool:
+    """Take all reads of a block, or none of them and say False."""
+    prefix, _, suffix, _, kind = events.templates[0]
+    tail = suffix + b"\n\n\r\n"
+    begins, stops = ends[first - 1 : stop - 1], ends[first:stop]
+    lengths = list(map(sub, stops, begins))
+    known = {length: _chunk_head(events.heads, length, prefix) for length in set(lengths)}
+    before = list(map(known.__getitem__, lengths))
+    cut = len(tail)
+    texts = [buffer[b + len(h) : e - cut] for b, h, e in zip(begins, before, stops, strict=True)]
+    if b"".join(chain.from_iterable(zip(before, texts, repeat(tail)))) != buffer[begins[0] : stops[-1]]:
+        return False
+    if not all(texts):
+        return False
+    if _ODD_BYTE.search(b"".join(texts)) and not all(map(_JSON_TEXT.fullmatch, texts)):
+        return False
+    (events.texts if kind == "c" else events.thoughts).extend(texts)
+    events.times.extend(times[first:stop])
+    events.kinds.extend(kind * len(texts))
+    inner = len(prefix) + len(suffix)
+    events.sizes.extend([len(text) + inner for text in texts])
+    return True
+
+
+def _plain_reads(buffer: bytes, ends: list[int], first: int, stop: int, times: array[int], events: _Events) -> int:
+    """The same read by read, up to the first that differs."""
     prefix, _, suffix, _, kind = events.templates[0]
     tail = suffix + b"\n\n\r\n"
     cut, inner = len(tail), len(prefix) + len(suffix)
-    plain, heads, texts, sizes = events.plain, events.heads, events.texts, events.sizes
+    texts, sizes = events.texts if kind == "c" else events.thoughts, events.sizes
     starts_with, ends_with = buffer.startswith, buffer.endswith
-    start = ends[first - 1]
-    read = first
-    for end in ends[first:]:
-        length = end - start
-        head = heads.get(length)
-        if head is None:
-            # A chunk of this length: hexadecimal size, CRLF, size bytes, CRLF.
-            digits = next((n for n in range(1, 9) if len(b"%x" % max(length - n - 4, 0)) == n), 1)
-            head = heads[length] = b"%x\r\n%b" % (max(length - digits - 4, 0), prefix)
+    start, read = ends[first - 1], first
+    for end in ends[first:stop]:
+        head = _chunk_head(events.heads, end - start, prefix)
         begin = start + len(head)
         if not (starts_with(head, start, end) and ends_with(tail, begin, end)):
             break
         text = buffer[begin : end - cut]
-        if text not in plain:
-            if not text or b"\\" in text or b'"' in text or b"\n" in text or b"\r" in text:
-                break
-            plain.add(text)
+        if not _JSON_TEXT.fullmatch(text):
+            break
         texts.append(text)
         sizes.append(len(text) + inner)
         start = end
@@ -365,6 +463,15 @@ def _plain_run(buffer: bytes, ends: list[int], first: int, times: array[int], ev
     events.times.extend(times[first:read])
     events.kinds.extend(kind * (read - first))
     return read
+
+
+def _chunk_head(heads: dict[int, bytes], length: int, prefix: bytes) -> bytes:
+    """How a chunk of this length begins: hexadecimal size, CRLF (then size bytes, CRLF), and the template's prefix."""
+    head = heads.get(length)
+    if head is None:
+        digits = next((n for n in range(1, 9) if len(b"%x" % max(length - n - 4, 0)) == n), 1)
+        head = heads[length] = b"%x\r\n%b" % (max(length - digits - 4, 0), prefix)
+    return head
 
 
 def _walk_chunks(
@@ -447,7 +554,21 @@ def _http_failure(status: int, body: str) -> tuple[str, str]:
 
 
 def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
-    """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure."""
+    """The record of one finished exchange: raw times and sizes, the server's own counts, and at most one failure.
+
+    Whatever a server sends costs at most its own request: an answer that cannot be read is `malformed_sse`.
+    """
+    kept = exchange.data
+    try:
+        return _read_exchange(exchange, api, model, keep_text)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OverflowError) as error:
+        exchange.data = kept
+        detail = f"{type(error).__name__} while reading {_text(b''.join(kept)[:200])!r}"
+        failed = exchange.failure or "malformed_sse"
+        return _record(exchange, _Events(api), None, None, failed, exchange.detail or detail, None, None)
+
+
+def _read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bool) -> dict[str, Any]:
     times, ends = exchange.times, list(accumulate(map(len, exchange.data)))
     buffer = b"".join(exchange.data)
     # The reads lie scattered in memory: they are let go while the cache still has them.
@@ -491,10 +612,16 @@ def read_exchange(exchange: Exchange, api: str, model: str | None, keep_text: bo
             events.fail("malformed_sse", _text(buffer[body_at:]))
             terminated = exchange.ended
     failure, detail = _verdict(exchange, events, status, terminated, surplus, model)
-    text = _decoded(events)
+    content, thoughts = _decoded(events.texts), _decoded(events.thoughts)
+    text = None if content is None or thoughts is None else thoughts + content
     if text is None and failure is None:
         failure, detail = "malformed_sse", "the text is not UTF-8"
-    return _record(exchange, events, status, head_us, failure, detail, text if keep_text else None, text)
+    record = _record(exchange, events, status, head_us, failure, detail, text if keep_text else None, text)
+    if exchange.rest or exchange.turn or exchange.session is not None:
+        record |= {"session": exchange.session, "turn": exchange.turn, "content": content}
+    if exchange.slot is not None:
+        record["slot"] = exchange.slot
+    return record
 
 
 def _verdict(
@@ -531,8 +658,8 @@ def _verdict(
     return None, ""
 
 
-def _decoded(events: _Events) -> str | None:
-    raw = b"".join(events.texts)
+def _decoded(texts: list[bytes]) -> str | None:
+    raw = b"".join(texts)
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -541,7 +668,7 @@ def _decoded(events: _Events) -> str | None:
         return text
     try:
         return str(json.loads(f'"{text}"', strict=False))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -603,10 +730,15 @@ def _record(
 
 def write_record(file: IO[str], exchange: Exchange, job: dict[str, Any]) -> None:
     """Write one exchange as a JSON line, without the API key wherever a server may have echoed it."""
-    record = read_exchange(exchange, job["api"], job["model"], job["keep_text"])
+    record = exchange.record or read_exchange(exchange, job["api"], job["model"], job["keep_text"])
+    record.pop("content", None)
+    if not job["keep_text"]:
+        record.pop("text", None)
     if record["detail"]:
         record["detail"] = _redacted(record["detail"], job["secret"])
-    line = json.dumps(record, separators=(",", ":"))
+    # Most of a record is three lists of whole numbers, which str() writes three times as fast as json does.
+    numbers = [f'"{key}":{record.pop(key)}'.replace(" ", "") for key in _NUMBERS if record[key] is not None]
+    line = ",".join([json.dumps(record, separators=(",", ":"))[:-1], *numbers]) + "}"
     if job["secret"] and job["secret"] in line:
         line = line.replace(job["secret"], "[redacted]")
     file.write(line + "\n")

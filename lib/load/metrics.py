@@ -187,14 +187,15 @@ class LevelView:
             return "no request succeeded"
         load = self.header["load"]
         if load["mode"] == "closed":
-            slots = records[: load["concurrency"]]
+            slots = _first_of_slots(records, load["concurrency"])
             firsts = [r["sent_ns"] + token_times_us(r)[0] * 1000 for r in slots if is_ok(r)]
             if not firsts:
                 return "no slot's first request succeeded"
             start, last_sent = max(firsts), records[-1]["sent_ns"]
             end = min((r["end_ns"] for r in records if r["end_ns"] > last_sent), default=0)
         else:
-            start, end = min(r["end_ns"] for r in records), records[-1]["due_ns"]
+            ramp_ns = int((load.get("ramp_s") or 0.0) * 1e9)
+            start, end = max(min(r["end_ns"] for r in records), self.start_ns + ramp_ns), records[-1]["due_ns"]
         if end <= start:
             return "ramp and drain overlap: too few requests for this load (send more than 2 a slot)"
         return start, end
@@ -223,6 +224,16 @@ class LevelView:
             return None
         busy = sum(r["end_ns"] - r["sent_ns"] for r in self.level.requests if r["failure"] != "interrupted")
         return float(busy / 1e9 / self.wall_s)
+
+
+def _first_of_slots(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Each slot's first request; during a ramp an early slot sends several before the last one begins."""
+    if any("slot" not in r for r in records):
+        return records[:count]
+    firsts: dict[int, dict[str, Any]] = {}
+    for record in records:
+        firsts.setdefault(record["slot"], record)
+    return list(firsts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,6 +336,48 @@ def _cached(view: LevelView) -> Interval:
     return _number(sum(known) if known else None, "the server does not report cached tokens", len(known))
 
 
+def _prompt_tokens(record: dict[str, Any]) -> int | None:
+    value = (record["usage"] or {}).get("prompt_tokens")
+    return value if isinstance(value, int) else None
+
+
+def _cached_frac(view: LevelView) -> Interval:
+    pairs = [(cached_tokens(r), _prompt_tokens(r)) for r in view.ok]
+    known = [(c, p) for c, p in pairs if c is not None and p]
+    if not known:
+        return Interval(value=None, reason="the server does not report cached tokens")
+    return stats.bootstrap_ratio([c for c, _ in known], [p for _, p in known])
+
+
+def reusable_tokens(level: Level) -> dict[int, int]:
+    """By request index: how many tokens of a session's later turn were in the turn before it, prompt and answer."""
+    made = {}
+    before: dict[tuple[int, int], dict[str, Any]] = {
+        (r["session"], r["turn"]): r for r in level.requests if r.get("session") is not None and is_ok(r)
+    }
+    for (session, turn), record in before.items():
+        last = before.get((session, turn - 1))
+        if last is not None and _prompt_tokens(last) is not None:
+            made[record["i"]] = _prompt_tokens(last) + last["usage"]["completion_tokens"]
+    return made
+
+
+def _prefix_reuse(view: LevelView) -> Interval:
+    reusable = reusable_tokens(view.level)
+    if not reusable:
+        return Interval(value=None, reason="no session has two turns that succeeded")
+    pairs = [(cached_tokens(r), reusable[r["i"]]) for r in view.ok if r["i"] in reusable]
+    known = [(c, n) for c, n in pairs if c is not None]
+    if not known:
+        return Interval(value=None, reason="the server does not report cached tokens")
+    return stats.bootstrap_ratio([c for c, _ in known], [n for _, n in known])
+
+
+def _usage_below_events(view: LevelView) -> Interval:
+    liars = sum((r["usage"] or {}).get("completion_tokens", 0) < len(token_times_us(r)) for r in view.ok)
+    return _number(liars if view.ok else None, "no request succeeded", len(view.ok))
+
+
 def _sum_usage(view: LevelView, field: str) -> Interval:
     known = [r["usage"][field] for r in view.ok if (r["usage"] or {}).get(field) is not None]
     return _number(sum(known) if known else None, "no request succeeded", len(known))
@@ -361,8 +414,7 @@ def _counted(view: LevelView, choose: Callable[[dict[str, Any]], bool]) -> Inter
 
 
 def _achieved(view: LevelView) -> Interval:
-    rate = view.header["load"]["rate_per_s"]
-    if rate is None:
+    if view.header["load"]["mode"] == "closed":
         return Interval(value=None, reason="closed loop: no rate was offered")
     sent = sorted(r["sent_ns"] for r in view.level.requests)
     if len(sent) < 2 or sent[-1] == sent[0]:
@@ -396,6 +448,11 @@ METRICS: tuple[Metric, ...] = (
         lambda v: _sum_usage(v, "completion_tokens"),
     ),
     Metric(
+        "usage_below_events", "requests",
+        "Ok requests whose server counts fewer tokens than it sent events with text: its count cannot be right.",
+        "no request succeeded", "usage, `kinds`", "none reports it", "number", _usage_below_events,
+    ),
+    Metric(
         "input_tokens", "tokens", "Prompt tokens of ok requests, as the server counts them.",
         "no request succeeded", "usage / meta_info `prompt_tokens`", "bench_serving counts with the client's tokenizer",
         "number", lambda v: _sum_usage(v, "prompt_tokens"),
@@ -405,6 +462,17 @@ METRICS: tuple[Metric, ...] = (
         "the server does not say (OpenAI endpoints need --enable-cache-report)",
         "meta_info `cached_tokens`, usage `prompt_tokens_details`", "aiperf, bench_serving with cache report",
         "number", _cached,
+    ),
+    Metric(
+        "cached_frac", "1", "Cached over prompt tokens, both summed over ok requests.",
+        "the server does not say", "as cached_tokens", "InferenceX, aiperf 'cache hit rate'", "number", _cached_frac,
+    ),
+    Metric(
+        "prefix_reuse_frac", "1",
+        "Sessions: cached tokens of the later turns over the tokens of the turn before each (prompt and answer), which "
+        "all begin the new prompt. Near 1: the prefix cache gave all that it could; 0: every turn was computed anew.",
+        "no session with two turns, or the server does not say", "as cached_tokens, record `session`, `turn`",
+        "none by this name", "number", _prefix_reuse,
     ),
     Metric(
         "output_tokens_per_s", "tok/s",
@@ -673,6 +741,81 @@ def origin_row(level: Level) -> dict[str, Measured]:
     }  # fmt: skip
 
 
+def turn_rows(level: Level) -> list[dict[str, Any]]:
+    """Sessions by turn: how many were sent and ok, prompt and cached tokens, prefix reuse, TTFT and token latency."""
+    turns = sorted({r["turn"] for r in level.requests if r.get("turn") is not None})
+    reusable = reusable_tokens(level)
+    rows = []
+    for turn in turns:
+        mine = [r for r in level.requests if r.get("turn") == turn]
+        view = LevelView(Level(level.header, mine, level.path))
+        known = [(cached_tokens(r), reusable[r["i"]]) for r in view.ok if r["i"] in reusable]
+        pairs = [(c, n) for c, n in known if c is not None]
+        reuse = stats.bootstrap_ratio([c for c, _ in pairs], [n for _, n in pairs]) if pairs else None
+        why = "the first turn has nothing before it" if turn == 0 else "the server does not report cached tokens"
+        prompts = [p for p in map(_prompt_tokens, view.ok) if p is not None]
+        spoilt = client_verdict(level).status == "client_bound"
+        rows.append({
+            "turn": turn,
+            "sent": len(mine),
+            "ok": len(view.ok),
+            "prompt_tokens_mean": _measured(stats.bootstrap_mean([float(p) for p in prompts]), "tokens"),
+            "cached_frac": _measured(_cached_frac(view), "1"),
+            "prefix_reuse_frac": _measured(reuse, "1") if reuse else Measured(value=None, unit="1", reason=why),
+            "ttft_s_p50": _withheld(level) if spoilt else _measured(stats.bootstrap_percentile(view.column("ttft_s"), 50), "s"),
+            "token_latency_s_mean": _withheld(level)
+            if spoilt
+            else _measured(stats.bootstrap_mean(view.column("token_latency_s")), "s"),
+        })  # fmt: skip
+    return rows
+
+
+def _withheld(level: Level) -> Measured:
+    return Measured(value=None, unit="s", reason="client_bound: " + "; ".join(client_verdict(level).reasons))
+
+
+def timeline(level: Level, bins: int = 20) -> list[dict[str, Any]]:
+    """The window in equal parts: arrivals due, tokens received, requests in flight, and TTFT of those due in it.
+
+    What a ramp is read from: where tokens a second stop following the arrivals, or TTFT begins to grow.
+    """
+    view = LevelView(level)
+    if bins < 1:
+        raise BadInput("at least one part", str(bins))
+    if view.wall_s is None:
+        return []
+    edges = view.start_ns + np.linspace(0, view.wall_s * 1e9, bins + 1)
+    width = view.wall_s / bins
+    tokens = np.zeros(bins)
+    for record in view.ok:
+        times = np.array(token_times_us(record), dtype=np.float64) * 1e3 + record["sent_ns"]
+        counts = token_counts(record)
+        each = record["usage"]["completion_tokens"] / max(times.size, 1)
+        weights = np.array(counts, dtype=np.float64) if counts is not None else np.full(times.size, each)
+        tokens += np.histogram(times, edges, weights=weights)[0]
+    spoilt = client_verdict(level).status == "client_bound"
+    rows = []
+    for number in range(bins):
+        low, high = edges[number], edges[number + 1]
+        inside = lambda at, a=low, b=high, last=number == bins - 1: a <= at < b or (last and at == b)  # noqa: E731
+        due = [r for r in level.requests if inside(r["due_ns"])]
+        ttft = np.array([t["ttft_s"] for r, t in zip(view.ok, view.times, strict=True) if inside(r["due_ns"]) and t["ttft_s"]])
+        busy = sum(max(0.0, min(r["end_ns"], high) - max(r["sent_ns"], low)) for r in level.requests)
+        figure = _withheld(level) if spoilt else _measured(stats.bootstrap_percentile(ttft, 50), "s")
+        if not ttft.size and not spoilt:
+            figure = Measured(value=None, unit="s", n=0, reason="no ok request was due in this part")
+        rows.append({
+            "from_s": number * width,
+            "to_s": (number + 1) * width,
+            "due": len(due),
+            "due_per_s": len(due) / width,
+            "output_tokens_per_s": float(tokens[number]) / width,
+            "in_flight_mean": busy / 1e9 / width,
+            "ttft_s_p50": figure,
+        })  # fmt: skip
+    return rows
+
+
 def decompose(record: dict[str, Any]) -> dict[str, Measured]:
     """One request's tokens/s taken apart, so that two figures for one server explain each other.
 
@@ -732,7 +875,7 @@ def goodput(
         none = Measured(value=None, reason="nothing was sent")
         return {"goodput_requests_per_s": none, "goodput_frac": none}
     met = [is_ok(r) and _meets(request_times(r), given) for r in sent]
-    share = stats.bootstrap_mean([float(m) for m in met])
+    share = stats.share_interval(sum(met), len(met))
     rate = len(sent) / view.wall_s
     scaled = [None if x is None else x * rate for x in (share.value, share.low, share.high)]
     return {
@@ -815,8 +958,37 @@ def metrics_markdown() -> str:
         "## Workloads",
         "",
         "`random_ids` (uniform, below the vocabulary), `code` (this machine's standard library), `repeating`, `chat`,",
-        "`shared_prefix`, a text file, or JSON lines with `prompt` (text or ids), `messages`, or ShareGPT's",
-        "`conversations` (its first turn is sent). Each has a seed and a SHA-256 of what it sent.",
+        "`shared_prefix`, `agentic` (sessions whose context grows by tool results), a text file, JSON lines with `prompt`",
+        "(text or ids), `messages`, or ShareGPT's `conversations` (its first turn, or all turns as a session), and a",
+        "recorded trace. Each has a seed and a SHA-256 of what it sent.",
+        "",
+        "*Sessions*: a turn is due `think_s` after the end of the turn before; C is how many sessions run at a time, each",
+        "sequential. The rest of a session whose turn failed is not sent (`unsent_after_failed_turn` in the header).",
+        "",
+        "*Replay*: a request is due at its recorded time (scaled), whatever the server does. Mooncake's form (`timestamp`",
+        "in ms, `input_length`, `output_length`, `hash_ids`) and this one are read: `at_s`, `output_len`, and one of",
+        "`prompt`, `messages`, `input_len`; with `session` and `think_s` a line is a turn.",
+        "",
+        "## Windows",
+        "",
+        "*Whole run*: first due time to the last end. *Steady state*, closed loop: from the moment when every slot's first",
+        "request has its first token to the first end after the last send; open loop: from the first end (and the end of",
+        "the ramp, where there is one) to the last arrival. `steady_window_s` is its length, None says why there is none.",
+        "",
+        "## Server-side truth",
+        "",
+        "Where the server exports /metrics, its counters are read when all is ready to send and after the window; their",
+        "differences stand beside the client's sums (`lib/load/server_side.py`). They may differ, and each reason that",
+        "applies is named: failed requests whose tokens the server counts, other clients, prompt tokens that the server",
+        "counts without cached ones, and histograms whose means are the server's own clock without network and queues.",
+        "",
+        "## Search",
+        "",
+        "*Highest load that meets an SLO*: a load passes when the interval of its share of good requests (`goodput_frac`)",
+        "is at or above the asked share, fails when it is below it, and is undecided across. The answer is a bracket: the",
+        "highest load that passed and the lowest above it that did not. *Knee*: the load with the greatest output",
+        "tokens/s over mean end-to-end time (Kleinrock's power); the bracket is from the load below the first to the load",
+        "above the last whose interval reaches the best one's.",
         "",
     ]
     return "\n".join(lines)

@@ -151,6 +151,24 @@ def bootstrap_mean(values: Sequence[float] | Array, seed: int = 0) -> Interval:
     return _interval(mean, replicates, array.size)
 
 
+def share_interval(hits: int, count: int) -> Interval:
+    """A share with Wilson's score interval: it has a width even when all or none hit, where a bootstrap has none.
+
+    Source: Wilson 1927; Brown, Cai and DasGupta 2001, Interval Estimation for a Binomial Proportion.
+    Example: 10 of 10 is 1.0 with a lower end of 0.722.
+    """
+    if not 0 <= hits <= count:
+        raise BadInput("between 0 and all hits", f"{hits} of {count}")
+    if count == 0:
+        return Interval(value=None, reason="no values")
+    z = 1.959963984540054
+    share = hits / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    reach = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    low, high = max(0.0, middle - reach), min(1.0, middle + reach)
+    return Interval(value=share, low=0.0 if hits == 0 else low, high=1.0 if hits == count else high, n=count)
+
+
 def bootstrap_percentile(values: Sequence[float] | Array, q: float, seed: int = 0) -> Interval:
     """The q-th percentile over units and its percentile bootstrap interval."""
     array = _finite(values, "values of a percentile")

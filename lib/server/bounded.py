@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -64,21 +66,29 @@ def get_bounded(
     headers: Mapping[str, str] | None = None,
     total_s: float = TOTAL_S,
     max_bytes: int = MAX_BYTES,
+    ca_file: Path | None = None,
 ) -> Answer:
-    """GET without redirects, proxies or netrc; it ends after total_s even if the server sends a byte now and then."""
+    """GET without redirects, proxies or netrc; it ends after total_s even if the server sends a byte now and then.
+
+    `ca_file` names the certificates to trust under https instead of the usual ones.
+    """
     # requests' own timeout is for each read: a server that trickles its headers is only left by leaving the thread
     found: list[Answer] = []
-    worker = threading.Thread(target=lambda: found.append(_get(url, headers, total_s, max_bytes)), daemon=True)
+    worker = threading.Thread(target=lambda: found.append(_get(url, headers, total_s, max_bytes, ca_file)), daemon=True)
     worker.start()
     worker.join(total_s + 0.2)
     return found[0] if found else Answer(None, b"", f"no whole answer within {total_s:g} s", True)
 
 
-def _get(url: str, headers: Mapping[str, str] | None, total_s: float, max_bytes: int) -> Answer:
+def _get(
+    url: str, headers: Mapping[str, str] | None, total_s: float, max_bytes: int, ca_file: Path | None = None
+) -> Answer:
     end = time.monotonic() + total_s
     session = requests.Session()
     session.trust_env = False
     session.headers.update(headers or {})
+    if ca_file is not None:
+        session.verify = str(ca_file)
     each = (min(5.0, total_s), min(10.0, total_s))
     try:
         with session, session.get(url, timeout=each, stream=True, allow_redirects=False) as answer:
@@ -92,8 +102,16 @@ def _get(url: str, headers: Mapping[str, str] | None, total_s: float, max_bytes:
             if 300 <= answer.status_code < 400:
                 return Answer(answer.status_code, b"", f"HTTP {answer.status_code}, a redirect, which is not followed")
             return Answer(answer.status_code, bytes(body))
+    except requests.exceptions.SSLError as error:
+        return Answer(None, b"", f"TLS failed: {_tls_words(error)}", True)
     except requests.Timeout as error:
         return Answer(None, b"", type(error).__name__, True)
     except (requests.RequestException, ValueError) as error:
         refused = "refused" in str(error)
         return Answer(None, b"", "connection refused" if refused else type(error).__name__, refused)
+
+
+def _tls_words(error: BaseException) -> str:
+    """What the TLS library says, out of the wrappings of urllib3: "certificate verify failed: self-signed ..."."""
+    found = re.search(r"(?:\] )?([\w ]+verify failed[^\[(\\]*|[a-z ]*wrong version number)", str(error))
+    return found.group(1).strip() if found else type(error).__name__

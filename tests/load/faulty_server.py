@@ -9,6 +9,7 @@ import contextlib
 import json
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -32,17 +33,18 @@ def chunk(raw: bytes) -> bytes:
 class FaultyServer:
     """Counts what it received by fault; `kill()` closes the listener and resets every connection."""
 
-    def __init__(self, gap_s: float = 0.01) -> None:
-        self.gap_s = gap_s
+    def __init__(self, gap_s: float = 0.01, tls: ssl.SSLContext | None = None) -> None:
+        self.gap_s, self.tls = gap_s, tls
         self.seen: Counter[str] = Counter()
         self.lock = threading.Lock()
         self.connections: set[socket.socket] = set()
         self.answers = 0
         self.die_after: int | None = None
         self.authorizations: set[str] = set()
+        self.bodies: list[dict[str, Any]] = []
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=256)
         self.port = self.listener.getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{self.port}"
+        self.base_url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -67,6 +69,11 @@ class FaultyServer:
 
     def _serve(self, connection: socket.socket) -> None:
         buffer = b""
+        if self.tls:
+            try:
+                connection = self.tls.wrap_socket(connection, server_side=True)
+            except OSError:
+                return
         with contextlib.suppress(OSError, ValueError), connection:
             while True:
                 while b"\r\n\r\n" not in buffer:
@@ -75,6 +82,14 @@ class FaultyServer:
                         return
                     buffer += data
                 head, _, rest = buffer.partition(b"\r\n\r\n")
+                if head.startswith(b"GET /v1/models"):
+                    plain(connection, 200, b'{"data":[{"id":"m"}]}')
+                    buffer = rest
+                    continue
+                if head.startswith(b"GET"):
+                    plain(connection, 404, b"{}")
+                    buffer = rest
+                    continue
                 length = int(re.search(rb"(?i)content-length:\s*(\d+)", head).group(1))  # type: ignore[union-attr]
                 while len(rest) < length:
                     rest += connection.recv(65536)
@@ -82,8 +97,10 @@ class FaultyServer:
                 if found := re.search(rb"(?i)authorization: (\S+ \S+)", head):
                     self.authorizations.add(found.group(1).decode())
                 prompt = body.get("prompt") or body.get("text") or (body.get("messages") or [{}])[0].get("content", "")
-                name = str(prompt).split()[0].removeprefix("FAULT:")
+                # In a conversation the last thing said decides.
+                name = re.findall(r"FAULT:(\w+)", json.dumps(body.get("messages") or prompt))[-1]
                 with self.lock:
+                    self.bodies.append(body)
                     self.seen[name] += 1
                     self.answers += 1
                     dying = self.die_after is not None and self.answers > self.die_after
@@ -110,7 +127,9 @@ class Answer:
         text, last = TEXT[index % len(TEXT)], index == self.tokens - 1
         if self.api == "generate":
             finish = {"type": self.finish, "length": self.tokens} if last else None
-            meta = {"id": self.id, "finish_reason": finish, "prompt_tokens": 7, "completion_tokens": index + 1}
+            meta = {"id": self.id, "finish_reason": finish, "prompt_tokens": 7}
+            if self.usage:
+                meta["completion_tokens"] = index + 1
             whole = "".join(TEXT[i % len(TEXT)] for i in range(index + 1))
             return sse({"text": whole, "output_ids": list(range(index + 1)), "meta_info": meta | {"cached_tokens": 3}})
         part = {"text": text} if self.api == "completions" else {"delta": {"content": text}}
@@ -268,6 +287,10 @@ def error_event(server: FaultyServer, connection: socket.socket, answer: Answer)
 
 def empty(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
     usage = {"prompt_tokens": 7, "completion_tokens": 0, "total_tokens": 7}
+    if answer.api == "generate":
+        meta = {"id": answer.id, "finish_reason": {"type": "stop"}, "prompt_tokens": 7, "completion_tokens": 0}
+        stream(server, connection, [sse({"text": "", "output_ids": [], "meta_info": meta}), sse(b"[DONE]")])
+        return
     last = {"id": answer.id, "choices": [{"index": 0, "text": "", "finish_reason": "stop"}], "usage": usage}
     stream(server, connection, [sse(last), sse(b"[DONE]")])
 
@@ -285,6 +308,46 @@ def twice_later(server: FaultyServer, connection: socket.socket, answer: Answer)
     ok(server, connection, answer)
 
 
+def huge_event(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """One event of 3 MB in one chunk, between ordinary ones."""
+    events = answer.events()
+    events[3] = re.sub(rb'("text"|"content"): "', lambda m: m.group() + b"x" * 3_000_000, events[3], count=1)
+    stream(server, connection, events)
+
+
+def lying_usage(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """A token count that is no number, in the place where it belongs."""
+    stream(server, connection, [re.sub(rb'"completion_tokens": \d+', b'"completion_tokens": "many"', e) for e in answer.events()])
+
+
+def negative_usage(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    stream(server, connection, [re.sub(rb'"completion_tokens": \d+', b'"completion_tokens": -5', e) for e in answer.events()])
+
+
+def early_stop(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """The model ends by itself after three tokens, as it may where ignore_eos is off."""
+    answer.tokens, answer.finish = 3, "stop"
+    ok(server, connection, answer)
+
+
+def thinks(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """Chat: three reasoning tokens before the content."""
+    said = [{"index": 0, "delta": {"reasoning_content": f" thought {i}"}, "finish_reason": None} for i in range(3)]
+    thoughts = [sse({"id": answer.id, "model": answer.model, "choices": [choice]}) for choice in said]
+    stream(server, connection, [*thoughts, *answer.events()])
+
+
+def nested(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """JSON nested so deeply that a parser gives up."""
+    stream(server, connection, [answer.event(0), sse(b"[" * 100_000 + b"]" * 100_000), sse(b"[DONE]")])
+
+
+def odd_types(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
+    """Well-formed JSON whose parts have other types than they should."""
+    events = [sse({"id": 5, "choices": "none", "usage": [], "meta_info": {"completion_tokens": None}}), sse(b"[DONE]")]
+    stream(server, connection, events)
+
+
 def other_id(server: FaultyServer, connection: socket.socket, answer: Answer) -> None:
     answer.id = answer.id[:-1] + ("x" if answer.id[-1] != "x" else "y")
     ok(server, connection, answer)
@@ -295,14 +358,15 @@ FAULTS: dict[str, Callable[[FaultyServer, socket.socket, Answer], None]] = {
     for f in (
         ok, bytewise, cut_chunks, crlf, until_close, reset_mid_stream, reset_before, close_before, close_mid_stream,
         stall, no_first, http_400, http_500, echo_key, unknown_model, other_model, malformed, not_utf8, not_sse,
-        bad_chunk, no_usage, no_finish, aborted, error_event, empty, twice, twice_later, other_id,
+        bad_chunk, no_usage, no_finish, aborted, error_event, empty, twice, twice_later, other_id, huge_event, lying_usage,
+        negative_usage, early_stop, nested, odd_types, thinks,
     )
 }  # fmt: skip
 
 
 @contextlib.contextmanager
-def faulty_server(gap_s: float = 0.01) -> Iterator[FaultyServer]:
-    server = FaultyServer(gap_s)
+def faulty_server(gap_s: float = 0.01, tls: ssl.SSLContext | None = None) -> Iterator[FaultyServer]:
+    server = FaultyServer(gap_s, tls)
     try:
         yield server
     finally:

@@ -70,35 +70,82 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(scope="module")
-def every_fault(tmp_path_factory: pytest.TempPathFactory) -> metrics.Level:
-    """One level in which each fault has a good request before it."""
+HOW_SENT = [("completions", 1), ("completions", 2), ("chat", 1), ("generate", 1), ("generate", 2)]
+
+
+def expected_of(name: str, api: str) -> str | None:
+    """/generate names no model in its answers, so another model's name cannot be noticed there."""
+    return None if (api, name) == ("generate", "other_model") else EXPECTED[name]
+
+
+@pytest.fixture(scope="module", params=HOW_SENT, ids=lambda p: f"{p[0]}-{p[1]}-workers")
+def every_fault(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[metrics.Level, str]:
+    """One level in which each fault has a good request before it, for each endpoint, also from two processes."""
+    api, workers = request.param
     names = [n for name in EXPECTED for n in ("ok", name)]
     with faulty_server() as server:
-        level = send(server, names, tmp_path_factory.mktemp("faults"), concurrency=6)
+        level = send(server, names, tmp_path_factory.mktemp("faults"), api=api, concurrency=8, workers=workers)
         assert sum(server.seen.values()) == len(names)
-    return level
+    assert len(level.header["client"]["workers"]) == workers
+    return level, api
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_each_fault_is_counted_under_its_own_name(name: str, every_fault: metrics.Level) -> None:
-    """The cause of each faulty request is named, with what the server said."""
-    records = [r for r in every_fault.requests if r["id"].rpartition("-")[0] == name]
-    assert records and {r["failure"] for r in records[-1:]} == {EXPECTED[name]}, records[-1]["detail"]
-    if cause := EXPECTED[name]:
-        assert cause in FAILURES
-    if name.startswith("http_"):
-        assert name.removeprefix("http_") in records[-1]["detail"]
+def test_each_fault_is_counted_under_its_own_name(every_fault: tuple[metrics.Level, str]) -> None:
+    """The cause of each faulty request is named, with what the server said; sent = ok + failed by cause."""
+    level, api = every_fault
+    got, want = {}, {}
+    for record in level.requests:
+        name = record["id"].rpartition("-")[0]
+        if name == "ok":
+            continue
+        got[name], want[name] = record["failure"], expected_of(name, api)
+        if name.startswith("http_"):
+            assert name.removeprefix("http_") in record["detail"]
+    assert got == want and set(got) == set(EXPECTED) - {"ok"}
+    assert {cause for cause in want.values() if cause} <= set(FAILURES)
+    failed = metrics.failures(level)
+    good = sum(r["failure"] is None for r in level.requests)
+    assert good + sum(failed.values()) == level.header["sent"] == level.header["planned"] == 2 * len(EXPECTED)
 
 
-def test_faults_leave_the_other_requests_numbers_alone(every_fault: metrics.Level) -> None:
+def test_faults_leave_the_other_requests_numbers_alone(every_fault: tuple[metrics.Level, str]) -> None:
     """Good requests among faulty ones: whole text, exact counts, and gaps of about the server's 10 ms."""
-    good = [r for r in every_fault.requests if r["id"].startswith("ok-")]
+    level, _ = every_fault
+    good = [r for r in level.requests if r["id"].startswith("ok-")]
     assert len(good) == len(EXPECTED) + 1
     assert all(r["failure"] is None and r["usage"]["completion_tokens"] == TOKENS for r in good)
     assert all(r["output_sha256"] == sha256(ANSWER.encode()).hexdigest() for r in good)
     gaps = sorted(b - a for r in good for a, b in zip(r["t_us"], r["t_us"][1:], strict=False))
     assert 5_000 < gaps[len(gaps) // 2] < 100_000
+
+
+@pytest.mark.parametrize("api", ["completions", "chat", "generate"])
+def test_hostile_answers(api: str, tmp_path: Path) -> None:
+    """3 MB in an event is taken; counts that are no counts, and JSON of the wrong shape, are failures by name."""
+    names = ["huge_event", "lying_usage", "negative_usage", "early_stop", "nested", "odd_types", "ok"]
+    with faulty_server(gap_s=0.001) as server:
+        level = send(server, names, tmp_path, api=api, gap_timeout_s=5.0)
+    got = {r["id"].rpartition("-")[0]: r for r in level.requests}
+    assert {k: r["failure"] for k, r in got.items()} == {
+        "huge_event": None, "lying_usage": "no_usage", "negative_usage": "no_usage", "early_stop": None,
+        "nested": "malformed_sse", "odd_types": got["odd_types"]["failure"], "ok": None,
+    }, {k: r["detail"] for k, r in got.items()}  # fmt: skip
+    assert got["odd_types"]["failure"] in ("malformed_sse", "incomplete", "no_usage", "no_output")
+    assert got["huge_event"]["usage"]["completion_tokens"] == TOKENS and max(got["huge_event"]["sizes"]) > 3_000_000
+    assert got["early_stop"]["usage"]["completion_tokens"] == 3 and got["early_stop"]["finish_reason"] == "stop"
+    summary = metrics.level_summary(level)
+    assert summary["output_tokens"].value == 2 * TOKENS + 3
+
+
+@pytest.mark.parametrize("api", ["completions", "chat", "generate"])
+def test_one_token_answers_have_no_gap(api: str, tmp_path: Path) -> None:
+    """One token: TTFT is known; gaps and per-token latency are a reason, not 0."""
+    with faulty_server(gap_s=0.001) as server:
+        path = run_level(server.base_url, api, requests_for(["ok"] * 4, 1), out=tmp_path / "l.jsonl", concurrency=2, model="m")
+    summary = level_summary(path)
+    assert summary["requests_ok"].value == 4 and summary["ttft_s_p50"].value is not None
+    for key in ("chunk_gap_s_p50", "token_latency_s_p50", "decode_tokens_per_s_mean"):
+        assert summary[key].value is None and summary[key].reason
 
 
 @pytest.mark.parametrize("api", ["completions", "chat", "generate"])
@@ -226,10 +273,14 @@ def test_coordinated_omission_shows_in_ttft(tmp_path: Path) -> None:
         assert b["due_ns"] == a["end_ns"]
 
 
-def test_two_workers_send_everything_once(tmp_path: Path) -> None:
-    """Requests are dealt out; the merged record is complete and in order of sending."""
+def test_two_workers_start_together_and_send_everything_once(tmp_path: Path) -> None:
+    """Requests are dealt out, both begin within some milliseconds, warm-up or not; the merged record is whole, by time."""
     with faulty_server(gap_s=0.002) as server:
-        level = send(server, ["ok"] * 21, tmp_path, workers=2, concurrency=5)
+        warm = [Request(f"w{i}", f"FAULT:ok warm {i}", 40) for i in range(3)]
+        level = send(server, ["ok"] * 21, tmp_path, workers=2, concurrency=5, warmup=warm)
+        assert server.seen["ok"] == 24
+    starts = [w["start_ns"] for w in level.header["client"]["workers"]]
+    assert abs(starts[0] - starts[1]) < 100_000_000
     assert [r["failure"] for r in level.requests] == [None] * 21
     assert sorted(r["i"] for r in level.requests) == list(range(21))
     sent = [r["sent_ns"] for r in level.requests]

@@ -92,9 +92,13 @@ EXPECTED = {
     "client_rss_bytes": 50_000_000,
     "client_unread_bytes": 0.0,
     "client_bundled_frac": 0.0,
+    "usage_below_events": 0,
 }
 #: Without a source in the normal level: the reason is given instead.
-NEEDS_MORE = {"cached_tokens", "accept_length", "achieved_of_offered", "server_e2e_s", "outside_server_s"}
+NEEDS_MORE = {
+    "cached_tokens", "cached_frac", "prefix_reuse_frac", "accept_length", "achieved_of_offered", "server_e2e_s",
+    "outside_server_s",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("metric", metrics.METRICS, ids=lambda m: m.id)
@@ -138,6 +142,13 @@ def test_every_row_is_documented(metric: metrics.Metric) -> None:
     assert metric.definition.endswith(".") and metric.undefined and metric.source
     assert metric.shape in ("number", "requests", "pooled")
     assert f"`{metric.id}`" in metrics.metrics_markdown()
+
+
+def test_a_server_that_counts_fewer_tokens_than_it_sent_is_told() -> None:
+    """Four events with text and a usage of 2 tokens: the count cannot be right, and the figure says in how many requests."""
+    usage = {"prompt_tokens": 1, "completion_tokens": 2}
+    rows = [record(i, 0.0, 0.0, [0.1, 0.2, 0.3, 0.4], 0.5, tokens=None, usage=usage) for i in range(3)]
+    assert metrics.level_summary(level(rows))["usage_below_events"].value == 3
 
 
 def test_a_real_zero_stays_zero() -> None:
