@@ -11,7 +11,8 @@ Frames, both ways: one letter, the length in four bytes, that many bytes.
     from the guard    G hello (JSON, first)    O output  R standard error output        X the result (JSON, last)
 """
 
-# ruff: noqa: PTH  (pathlib would cost every command 5 ms)
+# pathlib would cost every command 5 ms
+# ruff: noqa: PTH
 from __future__ import annotations
 
 import contextlib

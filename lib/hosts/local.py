@@ -134,9 +134,7 @@ def free_port() -> int:
         port = random.SystemRandom().randrange(20000, 32000)  # below the kernel's range of outgoing ports
         if _can_bind(port) and _can_bind(port + 10000):
             return port
-    raise HostError(
-        "two free TCP ports, P and P + 10000, between 20000 and 42000", "none in 200 tries", "end what holds them"
-    )
+    raise HostError("two free TCP ports, P and P + 10000, between 20000 and 42000", "none in 200 tries", "end what holds them")
 
 
 def _can_bind(port: int) -> bool:
