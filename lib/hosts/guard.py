@@ -11,8 +11,8 @@ Frames, both ways: one letter, the length in four bytes, that many bytes.
     from the guard    G hello (JSON, first)    O output  R standard error output        X the result (JSON, last)
 """
 
+# ruff: noqa: PTH100, PTH103, PTH104, PTH108, PTH114, PTH115, PTH116, PTH118, PTH208
 # pathlib would cost every command 5 ms
-# ruff: noqa: PTH
 from __future__ import annotations
 
 import contextlib
