@@ -10,6 +10,10 @@ mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/hypervisor
 echo $$ >/sys/fs/cgroup/hypervisor/cgroup.procs
 mkdir -p /run/sshd "$folder/ct" "$folder/lxc"
+# a login script of this machine's root (pyenv, conda) is none of the lab's and costs each command half a second
+for file in .bashrc .profile .bash_profile; do
+    if [[ -f /root/$file ]]; then mount --bind /dev/null "/root/$file"; fi
+done
 mount -t tmpfs -o size=6g,mode=755 tmpfs "$folder/ct"
 for id in "$@"; do
     place=$folder/ct/$id
@@ -21,6 +25,7 @@ for id in "$@"; do
     printf '127.0.0.1 localhost ct%s\n' "$id" >"$root/etc/hosts"
     : >"$root/etc/machine-id"
     install -m 600 "$folder/hostkey-$id" "$root/etc/ssh/lab_hostkey"
+    rm -f "$root"/root/{.bashrc,.profile,.bash_profile}
     rm -rf "$root"/etc/ssh/sshd_config.d/* "$root"/var/log/journal "$root"/etc/sudoers.d/*
     mkdir -p "$root/etc/ssh/sshd_config.d" "$root/etc/sudoers.d" "$root/var/log/journal"
     printf '%s\n' 'HostKey /etc/ssh/lab_hostkey' 'PermitRootLogin prohibit-password' 'PasswordAuthentication no' \
