@@ -124,6 +124,11 @@ class HostView(Record):
     gpus_reason: str | None
     unreadable: int
 
+    @property
+    def init_ticks(self) -> int | None:
+        """Start of process 1: with `boot_id` it tells one boot from another, also in a container, which shares the kernel."""
+        return next((p.ticks for p in self.processes if p.pid == 1), None)
+
     def process(self, pid: int, ticks: int | None = None) -> HostProcess | None:
         """The live process of that number (and start), None if it is gone or another one."""
         found = next((p for p in self.processes if p.pid == pid and p.alive), None)

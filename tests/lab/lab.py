@@ -4,7 +4,7 @@
     python -m tests.lab.lab down FOLDER                nothing is left behind
 
 Each container's root is an overlay of this machine's own `/` with a layer in memory, so there is nothing to download; each has
-a network of its own on a bridge (the hypervisor is SUBNET.1, container N is SUBNET.N). `FOLDER/ssh_config` knows them all:
+a network of its own on a bridge (the hypervisor is .1, container N is .N). `FOLDER/ssh_config` knows them all:
 `hypervisor`, `guest-101` (root), `ops-101` (an ordinary user with `sudo -n`), `plain-101` (without), `jump-101` (through the
 hypervisor), `stranger-101` (known_hosts holds another key) and `unknown-101` (known_hosts holds none).
 
@@ -33,8 +33,8 @@ from lib.model.cache import cache_dir
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-SUBNET = "10.213.77"
-BRIDGE = "wblab"
+#: Lab number N has the bridge wblabN and the addresses 10.213.N.*, so that several can be up at once.
+NUMBERS = range(1, 250)
 NEEDED = {
     "lxc-start": "lxc", "lxc-attach": "lxc", "sshd": "openssh-server", "ssh": "openssh-client", "sudo": "sudo",
     "ip": "iproute2", "dbus-daemon": "dbus", "unshare": "util-linux", "ssh-keygen": "openssh-client",
@@ -80,13 +80,22 @@ class Lab:
 
     folder: Path
     guests: tuple[int, ...]
+    number: int
+
+    @property
+    def bridge(self) -> str:
+        return f"wblab{self.number}"
+
+    @property
+    def subnet(self) -> str:
+        return f"10.213.{self.number}"
 
     @property
     def config(self) -> str:
         return str(self.folder / "ssh_config")
 
     def address(self, guest: int) -> str:
-        return f"{SUBNET}.{guest}"
+        return f"{self.subnet}.{guest}"
 
     def ssh(self, name: str) -> SSHHost:
         """A new connection to a name of ssh_config."""
@@ -98,18 +107,37 @@ class Lab:
 
     def veth(self, guest: int) -> str:
         """The hypervisor's end of a container's network cable."""
-        return f"{BRIDGE}v{guest}"
+        return f"{self.bridge}v{guest}"
 
 
-def up(folder: Path, count: int = 2) -> Lab:
-    """Builds the lab and waits until every sshd answers."""
+def _bridge() -> int:
+    """Takes the first number whose bridge nobody has."""
+    said = ""
+    for number in NUMBERS:
+        made = _tool("ip", "link", "add", f"wblab{number}", "type", "bridge", check=False)
+        if made.returncode == 0:
+            return number
+        said = made.stderr.strip()
+        if "exists" not in said:
+            break
+    raise RuntimeError(f"no bridge for the lab: {said}")
+
+
+def up(folder: Path, count: int = 2, owner: int | None = None) -> Lab:
+    """Builds the lab and waits until every sshd answers; when the process `owner` is gone it is taken down."""
     guests = tuple(range(101, 101 + count))
     group = cgroup2()
     if group is None:
         raise RuntimeError("no cgroup2")
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o755)
-    lab = Lab(folder, guests)
+    lab = Lab(folder, guests, _bridge())
+    (folder / "bridge").write_text(lab.bridge)
+    if owner:
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.lab.lab", "watch", str(folder), "--owner", str(owner)], cwd=ROOT,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
     _keys(lab)
     _config(lab)
     (folder / "bin").mkdir(exist_ok=True)
@@ -120,13 +148,12 @@ def up(folder: Path, count: int = 2) -> Lab:
     shutil.copy(HERE / "pct", folder / "bin" / "pct.real")
     pct.chmod(0o755)
     (folder / "binds").write_text("".join(f"{path}\n" for path in _binds()))
-    _tool("ip", "link", "add", BRIDGE, "type", "bridge")
-    _tool("ip", "address", "add", f"{SUBNET}.1/24", "dev", BRIDGE)
-    _tool("ip", "link", "set", BRIDGE, "up")
-    leaf = group / f"wblab-{os.getpid()}"
+    _tool("ip", "address", "add", f"{lab.subnet}.1/24", "dev", lab.bridge)
+    _tool("ip", "link", "set", lab.bridge, "up")
+    leaf = group / lab.bridge
     leaf.mkdir()
     (folder / "cgroup").write_text(str(leaf))
-    words = [str(HERE / "hypervisor.sh"), str(folder), BRIDGE, SUBNET, str(folder / "binds"), *map(str, guests)]
+    words = [str(HERE / "hypervisor.sh"), str(folder), lab.bridge, lab.subnet, str(folder / "binds"), *map(str, guests)]
     with (folder / "log").open("wb") as log:
         hypervisor = subprocess.Popen(
             ["bash", "-c", f'echo $$ > "{leaf}/cgroup.procs"; exec unshare --mount --cgroup --propagation private bash "$@"',
@@ -163,7 +190,10 @@ def _keys(lab: Lab) -> None:
     def public(name: str) -> str:
         return " ".join((lab.folder / f"{name}.pub").read_text().split()[:2])
 
-    known = [f"{SUBNET}.1 {public('hostkey-1')}", *(f"{lab.address(g)} {public(f'hostkey-{g}')}" for g in lab.guests)]
+    known = [
+        f"{lab.subnet}.1 {public('hostkey-1')}",
+        *(f"{lab.address(g)} {public(f'hostkey-{g}')}" for g in lab.guests),
+    ]
     (lab.folder / "known_hosts").write_text("\n".join(known) + "\n")
     strange = [f"{lab.address(g)} {public('another')}" for g in lab.guests]
     (lab.folder / "strange_hosts").write_text("\n".join(strange) + "\n")
@@ -178,7 +208,7 @@ def _config(lab: Lab) -> None:
             f"    GlobalKnownHostsFile /dev/null\n    IdentityFile {lab.folder / 'id'}\n    IdentitiesOnly yes\n"
         )
 
-    parts = [host("hypervisor", f"{SUBNET}.1")]
+    parts = [host("hypervisor", f"{lab.subnet}.1")]
     for guest in lab.guests:
         address = lab.address(guest)
         parts += [
@@ -188,7 +218,7 @@ def _config(lab: Lab) -> None:
         ]  # fmt: skip
     (lab.folder / "ssh_config").write_text("\n".join(parts))
     settings = [
-        f"ListenAddress {SUBNET}.1", f"HostKey {lab.folder / 'hostkey-1'}", f"PidFile {lab.folder / 'sshd.pid'}",
+        f"ListenAddress {lab.subnet}.1", f"HostKey {lab.folder / 'hostkey-1'}", f"PidFile {lab.folder / 'sshd.pid'}",
         f"AuthorizedKeysFile {lab.folder / 'id.pub'}", "PermitRootLogin prohibit-password", "PasswordAuthentication no",
         "UsePAM no", "StrictModes no", "UseDNS no", "MaxSessions 64", "MaxStartups 100", "Subsystem sftp internal-sftp",
         f"SetEnv PATH={lab.folder / 'bin'}:/usr/sbin:/usr/bin:/sbin:/bin",
@@ -198,7 +228,7 @@ def _config(lab: Lab) -> None:
 
 def _wait(lab: Lab, hypervisor: subprocess.Popen[bytes], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    for address in (f"{SUBNET}.1", *(lab.address(g) for g in lab.guests)):
+    for address in (f"{lab.subnet}.1", *(lab.address(g) for g in lab.guests)):
         while "ssh-ed25519" not in _tool("ssh-keyscan", "-T", "1", "-t", "ed25519", address, check=False).stdout:
             if hypervisor.poll() is not None or time.monotonic() > deadline:
                 logs = [lab.folder / "log", *lab.folder.glob("lxc/*/log")]
@@ -239,7 +269,8 @@ def down(folder: Path) -> None:
             os.killpg(pid, signal.SIGKILL)
     if (folder / "cgroup").exists():
         _empty(Path((folder / "cgroup").read_text()))
-    _tool("ip", "link", "del", BRIDGE, check=False)
+    if (folder / "bridge").exists():
+        _tool("ip", "link", "del", (folder / "bridge").read_text(), check=False)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -268,16 +299,17 @@ def _procs(place: Path) -> list[str]:
 def running(folder: Path, count: int = 2) -> Iterator[Lab]:
     """A lab while the context lasts."""
     try:
-        yield up(folder, count)
+        yield up(folder, count, os.getpid())
     finally:
         down(folder)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="the project's own hosts")
-    parser.add_argument("what", choices=["up", "down"])
+    parser.add_argument("what", choices=["up", "down", "watch"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--guests", type=int, default=2)
+    parser.add_argument("--owner", type=int, default=0)
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(reason)
@@ -285,5 +317,10 @@ if __name__ == "__main__":
         began = time.monotonic()
         made = up(arguments.folder.resolve(), arguments.guests)
         print(f"up in {time.monotonic() - began:.1f} s; ssh -F {made.config} guest-{made.guests[0]}")
-    else:
+    elif arguments.what == "down":
         down(arguments.folder.resolve())
+    else:
+        while arguments.folder.exists() and Path(f"/proc/{arguments.owner}").exists():
+            time.sleep(1.0)
+        if arguments.folder.exists():
+            down(arguments.folder.resolve())
