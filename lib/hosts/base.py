@@ -165,7 +165,10 @@ class Host(ABC):
         argv = [*(["sudo", "-n", "--"] if sudo else []), *guard_argv(self.python)]
         transport = self.wrap(argv, deadline)
         left = max(0.1, deadline - time.monotonic())
-        channel = Channel(transport, {"heartbeat_s": SILENCE_S, "deadline_s": left, **header})
+        try:
+            channel = Channel(transport, {"heartbeat_s": SILENCE_S, "deadline_s": left, **header})
+        except OSError as error:  # the transport's own program is not here
+            raise self.explain(f"{error.filename}: {error.strerror}", 127) from error
         with self._guarding:
             self._open.add(channel)
         return channel
@@ -201,6 +204,8 @@ class Host(ABC):
             raise HostTimeout(
                 f"{self.name}: {what} within {deadline_s:g} s", f"it took longer and was ended there{left}"
             )
+        if result.get("ended") == "cancelled":
+            raise HostError(f"{self.name}: {what} runs to its end", "it was cancelled from here")
         if result.get("ended"):
             raise HostUnreachable(f"{self.name}: {what} runs to its end", f"it was ended: {result['ended']}")
         return result

@@ -43,7 +43,7 @@ def unit_of(cgroup: str | None) -> str | None:
     for path in cgroup_paths(cgroup or ""):
         for part in reversed(path.split("/")):
             if re.search(r"\.(service|scope)$", part):
-                return re.sub(r"\\x([0-9a-f]{2})", lambda m: chr(int(m[1], 16)), part)
+                return part
     return None
 
 

@@ -54,7 +54,8 @@ def frozen_disk(host: Host, folder: str = "/mnt/frozen") -> Iterator[str]:
     script = (
         f"set -e; mkdir -p {folder}; truncate -s 16M {folder}.img; mkfs.ext4 -q -F {folder}.img; "
         "[ -e /dev/loop-control ] || mknod /dev/loop-control c 10 237; "
-        f"for i in $(seq 0 63); do [ -e /dev/loop$i ] || mknod /dev/loop$i b 7 $i; done; mount -o loop {folder}.img {folder}; fsfreeze -f {folder}"
+        f"for i in $(seq 0 63); do [ -e /dev/loop$i ] || mknod /dev/loop$i b 7 $i; done; "
+        f"mount -o loop {folder}.img {folder}; fsfreeze -f {folder}"
     )
     undo = f"fsfreeze -u {folder}; sleep 0.2; umount -l {folder}; rm -rf {folder} {folder}.img"
     host.run(["bash", "-c", script]).check("a frozen file system")

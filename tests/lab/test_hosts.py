@@ -28,7 +28,7 @@ HOSTILE = ["", " ", "-rf", "--", "$(touch /tmp/pwned)", "`id`", "a\nb", "'\"", "
 WORD = st.one_of(
     st.sampled_from(HOSTILE), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 )
-SLOW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 NAME = WORD.map(lambda w: w.replace("/", "_").encode()[:200].decode("utf-8", "ignore")).filter(
     lambda w: w not in ("", ".", "..")
 )
@@ -46,7 +46,7 @@ def test_hostile_values_arrive_as_themselves(any_guest: Host, words: list[str], 
 
 
 @given(name=NAME, data=st.binary(max_size=3000))
-@settings(SLOW, max_examples=30)
+@settings(SLOW, max_examples=8)
 def test_hostile_file_names_and_contents_arrive(any_guest: Host, name: str, data: bytes) -> None:
     """A file of any name and content is written, listed, read and removed; its folder is where a command runs."""
     folder = f"/tmp/wb-names-{os.getpid()}-{any_guest.uid()}"
@@ -185,7 +185,7 @@ def test_cancel_from_another_thread(any_guest: Host, guest_pct: Host) -> None:
     marker = f"wb-cancel-{time.time_ns()}"
     timer = threading.Timer(1.0, any_guest.cancel)
     timer.start()
-    with pytest.raises(HostUnreachable, match="cancelled"):
+    with pytest.raises(HostError, match="cancelled from here"):
         any_guest.run(stubborn(marker), deadline_s=60.0)
     assert faults.alive(guest_pct, marker) == []
 
@@ -287,7 +287,7 @@ def test_refused_unresolved_and_forbidden(lab: Lab, guest_pct: Host) -> None:
     ):
         host.run(["true"], deadline_s=20)
     with (
-        SSHHost("guest-101", config=lab.config, identity=str(lab.folder / "another")) as host,
+        SSHHost("nobody-there@guest-101", config=lab.config) as host,
         pytest.raises(HostUnreachable, match="lets us in"),
     ):
         host.run(["true"], deadline_s=20)
@@ -465,7 +465,9 @@ def test_view_names_units_ports_and_owners(guest: Host, guest_user: Host, guest_
 
 def test_a_port_is_forwarded_and_let_go(any_guest: Host) -> None:
     """HTTP on the host's own loopback is answered here, several connections at once, and the near port ends with the block."""
-    code = "import http.server,sys; http.server.ThreadingHTTPServer(('127.0.0.1',34568),http.server.SimpleHTTPRequestHandler).serve_forever()"
+    code = (
+        "from http.server import *; ThreadingHTTPServer(('127.0.0.1',34568),SimpleHTTPRequestHandler).serve_forever()"
+    )
     body = os.urandom(300_000)
     any_guest.put(body, f"/tmp/wb-www-{any_guest.uid()}/file", parents=True)
     with any_guest.start(["python3", "-c", code], cwd=f"/tmp/wb-www-{any_guest.uid()}", deadline_s=60):
