@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from lib import __version__
@@ -39,6 +39,16 @@ _DISK_FAULTS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EFBIG
 }  # fmt: skip
 ARRIVALS = ("constant", "poisson")
+
+
+class Sender(Protocol):
+    """Runs the sending processes of a level; `about` says on what, afterwards."""
+
+    about: dict[str, Any]
+
+    def __call__(
+        self, jobs: list[Path], progress: Callable[[dict[str, Any]], None] | None
+    ) -> list[tuple[dict[str, Any], Path]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +182,7 @@ def run_level(
     cores: Sequence[int] = (),
     progress: Callable[[dict[str, Any]], None] | None = None,
     extra_header: dict[str, Any] | None = None,
+    sender: Sender | None = None,
 ) -> Path:
     """Send one level of load and write its raw record: a header line, then one JSON line a request that was sent.
 
@@ -195,6 +206,7 @@ def run_level(
         calibration: what `lib.load.judge.calibrate` said about this client at this load; kept in the header.
         cores: pin the sending processes to these cores.
         progress: called about twice a second with {done, of, in_flight}.
+        sender: runs the sending processes elsewhere (`lib.hosts.remote_client.HostSender`); `base_url` is as seen from there.
 
     Returns:
         `out`. A level in which every request failed is a result too; its causes are in the record.
@@ -253,7 +265,7 @@ def run_level(
             _write_job(path, settings, [(i, requests[i], offsets[i]) for i in mine], warm, api, token, continuous_usage)
             jobs.append(path)
         try:
-            parts = _run_workers(jobs, progress)
+            parts = (sender or _run_workers)(jobs, progress)
         except _Interrupted as stop:
             parts, interrupted = stop.parts, True
         header = _header(
@@ -280,6 +292,8 @@ def run_level(
             interrupted=interrupted,
             extra=extra_header,
         )
+        if sender is not None:
+            header["client"] |= sender.about
         _write_level(out, header, [p for _, p in parts])
     if interrupted:
         raise KeyboardInterrupt
