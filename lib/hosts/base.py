@@ -173,8 +173,8 @@ class Host(ABC):
             self._open.add(channel)
         return channel
 
-    def _let_go(self, channel: Channel) -> None:
-        channel.close()
+    def _let_go(self, channel: Channel, patience_s: float = 10.0) -> None:
+        channel.close(patience_s)
         with self._guarding:
             self._open.discard(channel)
 
@@ -264,15 +264,23 @@ class Host(ABC):
         cwd: str | None = None,
         sudo: bool = False,
         limit: int | None = None,
+        grace_s: float | None = None,
+        silence_s: float = SILENCE_S,
     ) -> Running:
-        """A command that runs while we do something else; a context manager that ends it. See `run`."""
+        """A command that runs while we do something else; a context manager that ends it. See `run`.
+
+        Args:
+            grace_s: seconds from SIGTERM to SIGKILL where it has to be ended (1.5).
+            silence_s: seconds without a word from us after which the host ends it by itself.
+        """
         words = [str(word) for word in argv]
         if not words or not words[0]:
             raise BadInput("a command to run", repr(words))
         _refuse_nul([*words, *(cwd or "",), *(f"{k}={v}" for k, v in (env or {}).items())])
         deadline = time.monotonic() + deadline_s
-        header = {"op": "run", "argv": words, "env": dict(env or {}), "cwd": cwd, "limit": limit}
-        return Running(self, self._start(header, deadline, sudo), tuple(words), deadline, deadline_s)
+        header: dict[str, Any] = {"op": "run", "argv": words, "env": dict(env or {}), "cwd": cwd, "limit": limit}
+        header |= {"grace_s": grace_s, "heartbeat_s": silence_s}
+        return Running(self, self._start(header, deadline, sudo), tuple(words), deadline, deadline_s, grace_s or 0.0)
 
     def follow(self, argv: Sequence[str], *, deadline_s: float, sudo: bool = False) -> Iterator[str]:
         """The lines of a command's output as they come; ends with the command, at the deadline, or when it is closed.
@@ -484,10 +492,19 @@ def _blocks(source: Path | bytes) -> Iterator[bytes]:
 class Running:
     """A command that runs on a host; a context manager that ends it."""
 
-    def __init__(self, host: Host, channel: Channel, argv: tuple[str, ...], deadline: float, deadline_s: float) -> None:
+    def __init__(
+        self,
+        host: Host,
+        channel: Channel,
+        argv: tuple[str, ...],
+        deadline: float,
+        deadline_s: float,
+        grace_s: float = 0.0,
+    ) -> None:
         self.host, self.argv = host, argv
         self._channel, self._deadline, self._deadline_s = channel, deadline, deadline_s
         self.stdout, self.stderr = bytearray(), bytearray()
+        self._grace_s = grace_s
 
     def feed(self, data: bytes, end: bool = True) -> None:
         """Gives it input; `end` closes it. A command that doesn't read its input is no error."""
@@ -565,7 +582,23 @@ class Running:
 
     def stop(self) -> None:
         """Ends it and everything it started, and waits until that is done."""
-        self.host._let_go(self._channel)
+        self.host._let_go(self._channel, self._grace_s + 10.0)
+
+    @property
+    def process(self) -> tuple[int, int] | None:
+        """Pid and start in ticks of the command on its host; None before it was started there."""
+        hello = self._channel.hello or {}
+        return (hello["child"], hello["child_ticks"]) if hello.get("child_ticks") is not None else None
+
+    @property
+    def ending(self) -> dict[str, Any] | None:
+        """What the host said about its end (exit_code, signal, ended, left, killed); None while it runs or if it said nothing."""
+        return self._channel.result
+
+    @property
+    def connected(self) -> bool:
+        """False once nothing more can come from the host."""
+        return not self._channel._ended
 
     def __enter__(self) -> Running:
         return self

@@ -249,6 +249,8 @@ def run_command(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
     except OSError as error:
         place = header.get("cwd") if error.filename == header.get("cwd") else header["argv"][0]
         return {"start_error": error.strerror, "errno": error.errno, "file": place}
+    about = stat_of(child.pid)
+    send_json(b"G", {"child": child.pid, "child_ticks": about[2] if about else None})
     stdin, stdout, stderr = child.stdin, child.stdout, child.stderr
     if stdin is None or stdout is None or stderr is None:
         return {"start_error": "no pipes"}
@@ -277,7 +279,10 @@ def run_command(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
         reason = None if status else orders.over(header, began)
         if reason:
             break
-    left = end_all(child.pid, status, GRACE_S if reason else 0.1)
+    grace_s = float(header.get("grace_s") or GRACE_S)
+    asked = time.monotonic()
+    left = end_all(child.pid, status, grace_s if reason else 0.1)
+    killed = bool(reason) and time.monotonic() - asked > grace_s
     drained = time.monotonic()
     while streams and time.monotonic() - drained < (0.2 if left else 2.0):
         pump(0.05)
@@ -289,6 +294,7 @@ def run_command(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
         "signal": os.WTERMSIG(code) if code is not None and os.WIFSIGNALED(code) else None,
         "ended": reason,
         "left": left,
+        "killed": killed,
         "seconds": time.monotonic() - began,
     }
 

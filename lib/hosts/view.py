@@ -116,6 +116,7 @@ class HostView(Record):
     os_release: str | None
     cpu: str | None
     cpu_cores: int | None
+    cpu_features: list[str] = []
     memory_bytes: int | None
     load_average: float
     processes: list[HostProcess]
@@ -170,6 +171,7 @@ class HostView(Record):
             "os": f"{name[1] if name else 'Linux'}, {self.kernel} {self.machine}",
             "cpu": self.cpu,
             "cpu_cores": self.cpu_cores,
+            "cpu_features": self.cpu_features,
             "memory_bytes": self.memory_bytes,
             "gpus": [
                 {
@@ -188,10 +190,13 @@ def view_of(answer: Mapping[str, Any]) -> HostView:
     gpus, reason = _gpus(answer)
     memory = re.search(r"^MemTotal:\s+(\d+) kB", answer.get("meminfo") or "", re.M)
     cpu = re.search(r"^model name\s*:\s*(.+)$", answer.get("cpuinfo") or "", re.M)
+    flags = re.search(r"^flags\s*:\s*(.+)$", answer.get("cpuinfo") or "", re.M)
+    known = flags[1].split() if flags else []
     return HostView(
         hostname=answer["hostname"], boot_id=answer["boot_id"], unix_s=answer["unix_s"], uptime_s=answer["uptime_s"],
         ticks_per_s=answer["ticks_per_s"], kernel=answer["kernel"], machine=answer["machine"],
         os_release=answer.get("os_release"), cpu=cpu[1] if cpu else None, cpu_cores=answer.get("cpu_cores"),
+        cpu_features=[f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16") if f in known],
         memory_bytes=int(memory[1]) * 1024 if memory else None, load_average=answer["load"],
         processes=[_process(row) for row in answer["processes"]],
         listeners=[

@@ -24,6 +24,7 @@ from lib.model.roofline import DecodeCeiling, decode_ceiling
 from lib.params import BenchmarkParams
 from lib.records import Measured, Prediction, Status, Trial, Verdict
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
+from lib.server.remote import calibration_for, load_way
 
 LEVEL_FILE = "level.jsonl"
 #: How far a smoke test may lie from what its parts predict: two requests on a shared machine are not the same minute.
@@ -64,8 +65,9 @@ def send_level(
     """Sends one closed-loop level after a cache flush and writes its raw record (level.jsonl)."""
     made = build_workload(dataset, count, input_len, output_len, seed + concurrency, vocab_size)
     server.control.flush_cache()
+    url, sender = load_way(server)
     run_level(
-        server.base_url,
+        url,
         "chat" if dataset == "chat" else api,
         made.requests,
         out=folder / LEVEL_FILE,
@@ -76,12 +78,17 @@ def send_level(
         gap_timeout_s=gap_timeout_s,
         api_key_env=api_key_env,
         calibration=json.loads(Path(calibration_file).read_text()),
+        sender=sender,
     )
 
 
-def take_calibration(folder: Path, streams: int, api: str) -> None:
-    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json)."""
-    local.write_atomic(folder / "calibration.json", json.dumps(calibrate(streams, api=api), default=str))
+def take_calibration(folder: Path, streams: int, api: str, on: Mapping[str, Any] | None = None) -> None:
+    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json).
+
+    `on` names another host (parameters), on which the client or at least the judge then runs.
+    """
+    made = calibration_for(on, streams, api) or calibrate(streams, api=api)
+    local.write_atomic(folder / "calibration.json", json.dumps(made, default=str))
 
 
 def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
@@ -93,7 +100,8 @@ def measure_levels(run: NotebookRun, server: ServerHandle) -> Levels:
         run.skip("random-id levels", why)
         return {}
     api = "chat" if params.dataset == "chat" else params.api
-    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api=api)
+    there: dict[str, Any] = {"on": run.profile.host.model_dump()} if run.profile.host.remote else {}
+    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api=api, **there)
     return {
         c: run.measure(
             f"level-C{c}",
@@ -129,8 +137,9 @@ def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_ke
         "smoke", [({"role": "user", "content": prompt},)], tokens, 0, 0, {"tokens": tokens}, ignore_eos=False
     )
     server.control.flush_cache()
+    url, sender = load_way(server)
     run_level(
-        server.base_url,
+        url,
         "chat",
         made.requests,
         out=folder / LEVEL_FILE,
@@ -138,6 +147,7 @@ def send_smoke(server: Answering, folder: Path, prompt: str, tokens: int, api_ke
         model=server.control.served_model_name(),
         workload=made.describe(),
         api_key_env=api_key_env,
+        sender=sender,
     )
 
 
@@ -266,6 +276,8 @@ def ceiling_at(run: NotebookRun, server: ServerHandle, concurrency: int) -> Deco
     if bandwidth is None:
         if run.platform(server) != "cpu":
             return "the bandwidth of this host's GPUs is not known (set bandwidth_bytes_per_s)"
+        if run.profile.host.remote:
+            return "the bandwidth of another host is not measured from here (set bandwidth_bytes_per_s)"
         bandwidth = run.measure("bandwidth", None, measure_bandwidth).json("bandwidth.json")["read_bytes_per_s"]
     try:
         kv = kv_bytes_per_token(
