@@ -270,7 +270,8 @@ class Host(ABC):
         """A command that runs while we do something else; a context manager that ends it. See `run`.
 
         Args:
-            grace_s: seconds from SIGTERM to SIGKILL where it has to be ended (1.5).
+            grace_s: where it has to be ended, seconds from SIGTERM to SIGKILL, and SIGTERM to the command alone, so that a server
+                can drain with its workers alive; None: 1.5 s, SIGTERM to all.
             silence_s: seconds without a word from us after which the host ends it by itself.
         """
         words = [str(word) for word in argv]

@@ -40,6 +40,7 @@ _writing = threading.Lock()
 #: Tells whether the command has to end; set when there is one.
 _is_over: list[Callable[[], str | None]] = []
 _deaf = [0.0]
+_killed = [False]
 
 
 def send(kind: bytes, payload: bytes = b"") -> None:
@@ -160,21 +161,28 @@ def reap(main_pid: int, status: list[int]) -> bool:
         return False
 
 
-def end_all(main_pid: int, status: list[int], grace_s: float) -> list[int]:
-    """SIGTERM, a while, SIGKILL to everything below; returns who is still there."""
+def end_all(main_pid: int, status: list[int], grace_s: float, main_first: bool = False) -> list[int]:
+    """SIGTERM, a while, SIGKILL to everything below; returns who is still there.
+
+    With `main_first` only the command itself is told at first, so that a server can drain with its workers alive.
+    """
     began = time.monotonic()
     told: set[int] = set()
+    alone = main_first and not status
     while True:
         family = below(os.getpid()) if reap(main_pid, status) else {}
         elapsed = time.monotonic() - began
+        if alone and status:  # it has ended: a moment for the others, then the same for them
+            alone, began, elapsed, grace_s = False, time.monotonic(), 0.0, min(grace_s, GRACE_S)
         if not family or elapsed > grace_s + KILL_S:
             return sorted(family)
         for pid in family:
             hard = elapsed > grace_s
-            if hard or pid not in told:
+            if hard or pid not in told and (pid == main_pid or not alone):
                 told.add(pid)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL if hard else signal.SIGTERM)
+                    _killed[0] = _killed[0] or hard
         time.sleep(0.02)
 
 
@@ -279,10 +287,8 @@ def run_command(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
         reason = None if status else orders.over(header, began)
         if reason:
             break
-    grace_s = float(header.get("grace_s") or GRACE_S)
-    asked = time.monotonic()
-    left = end_all(child.pid, status, grace_s if reason else 0.1)
-    killed = bool(reason) and time.monotonic() - asked > grace_s
+    grace_s = header.get("grace_s")
+    left = end_all(child.pid, status, (grace_s or GRACE_S) if reason else 0.1, main_first=grace_s is not None)
     drained = time.monotonic()
     while streams and time.monotonic() - drained < (0.2 if left else 2.0):
         pump(0.05)
@@ -294,7 +300,7 @@ def run_command(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
         "signal": os.WTERMSIG(code) if code is not None and os.WIFSIGNALED(code) else None,
         "ended": reason,
         "left": left,
-        "killed": killed,
+        "killed": bool(reason) and _killed[0],
         "seconds": time.monotonic() - began,
     }
 
