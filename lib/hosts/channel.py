@@ -73,6 +73,7 @@ class Channel:
         self._out = bytearray()
         self._closing = self._ended = False
         self._lock = threading.Condition()
+        self._ringing = threading.Lock()
         self._wake, self._bell = os.pipe()
         os.set_blocking(self._bell, False)
         os.set_blocking(self._wake, False)
@@ -147,10 +148,11 @@ class Channel:
             with contextlib.suppress(OSError):
                 if stream:
                     stream.close()
-        for end in (self._wake, self._bell):
+        with self._ringing:  # a number that is closed may be another file's the next moment
+            ends, self._wake, self._bell = (self._wake, self._bell), -1, -1
+        for end in ends:
             with contextlib.suppress(OSError):
                 os.close(end)
-        self._wake = self._bell = -1
 
     # the moving thread -----------------------------------------------------------------------------------------------
     def _put(self, data: bytes) -> None:
@@ -159,7 +161,7 @@ class Channel:
         self._ring()
 
     def _ring(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._ringing, contextlib.suppress(OSError):
             if self._bell >= 0:
                 os.write(self._bell, b"!")
 

@@ -60,7 +60,7 @@ class SSHHost(Host):
         self._folder = Path(tempfile.mkdtemp(prefix="wb-ssh-", dir=_short_folder()))
         self._socket = self._folder / "s"
         self._connecting = threading.Lock()
-        self._closed = False
+        self._closed, self._owner = False, os.getpid()
         self._options = [
             *(word for option in _ALWAYS for word in ("-o", option)),
             *("-o", f"ConnectTimeout={max(1, round(connect_timeout_s))}"),
@@ -186,7 +186,8 @@ class SSHHost(Host):
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
-            self.close()
+            if os.getpid() == self._owner:  # a forked child must not end its parent's connection
+                self.close()
 
 
 def _short_folder() -> str | None:

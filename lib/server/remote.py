@@ -443,7 +443,7 @@ class RemoteServer(Server):
         )
         state = {"ready": "stopped", "starting": "interrupted"}.get(self.record.state, self.record.state)
         self._update(state=state, stop=proof, exit_code=proof.exit_code)
-        local.write_atomic(self.folder / "status.json", json.dumps(status))
+        local.write_atomic(self.folder / "host_status.json", json.dumps(status))
         if not proof.gone:
             raise NotStopped(
                 f"launch {self.launch_id} is gone on {self.place.host.name} after {signals}",
