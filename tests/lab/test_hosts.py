@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from lib.errors import BadInput, HostError, HostTimeout, HostUnreachable, NeedsRoot, WrongHostKey
 from lib.hosts.base import SILENCE_S, Host, LocalHost, together
+from lib.hosts.engine import container_of_process
 from lib.hosts.lxc import LXCHost
 from lib.hosts.ssh import SSHHost
 from tests.lab import faults
@@ -567,3 +569,44 @@ def test_commands_survive_a_reboot_of_the_host(lab: Lab) -> None:
         after = host.view()
         assert host.run(["hostname"]).text == "ct102\n"
         assert before.init_ticks != after.init_ticks  # the containers share a kernel, so its boot id stays
+
+
+def test_a_process_in_a_container_is_recognised_and_its_engine_asked(guest: Host, guest_user: Host) -> None:
+    """The control group names the container for real; the engine's answer is a text written after its documentation."""
+    identity, image = "ab" * 32, "cd" * 32
+    inspected = [{
+        "Id": identity, "Name": "/sglang", "Image": f"sha256:{image}", "State": {"Running": True, "Pid": 1},
+        "Config": {"Image": "lmsysorg/sglang:latest"}, "Path": "sleep", "Args": ["60"],
+        "HostConfig": {"RestartPolicy": {"Name": "always"}},
+    }]  # fmt: skip
+    script = (
+        "#!/bin/sh\n[ $(id -u) = 0 ] || { echo 'permission denied while trying to connect to the Docker daemon socket' >&2; exit 1; }\n"
+        f'case "$*" in *{identity}) cat /opt/container.json ;; *sha256:{image}) echo \'[{{"RepoDigests": ["a@sha256:1"]}}]\' ;;\n'
+        "*) echo 'Error: No such object' >&2; exit 1 ;; esac\n"
+    )
+    guest.put(json.dumps(inspected), "/opt/container.json", mode=0o600)
+    guest.put(script, "/usr/local/sbin/docker", mode=0o755)
+    guest.put(script, "/usr/local/bin/docker", mode=0o755)
+    with guest.start(["systemd-run", "--scope", f"--unit=docker-{identity}", "sleep", "60"], deadline_s=60):
+        for _ in range(50):
+            process = next((p for p in guest.view().processes if p.name == "sleep" and p.container), None)
+            if process:
+                break
+            time.sleep(0.1)
+        assert (
+            process is not None
+            and process.container == ("docker", identity)
+            and process.unit == f"docker-{identity}.scope"
+        )
+        for host in (guest, guest_user):  # the user is refused and asks again by sudo
+            found = container_of_process(host, process)
+            assert (
+                found is not None and found.name == "sglang" and found.revived and found.image_digests == ["a@sha256:1"]
+            )
+        with pytest.raises(HostError, match="permission denied"):
+            container_of_process(guest_user, process, sudo=False)
+        gone = process.model_copy(update={"container": ("docker", "ee" * 32)})
+        with pytest.raises(HostError, match="No such object"):
+            container_of_process(guest, gone)
+    assert container_of_process(guest, process.model_copy(update={"container": ("lxc", "101")})) is None
+    guest.run(["rm", "-f", "/opt/container.json", "/usr/local/sbin/docker", "/usr/local/bin/docker"])
