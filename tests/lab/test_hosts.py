@@ -30,7 +30,7 @@ HOSTILE = ["", " ", "-rf", "--", "$(touch /tmp/pwned)", "`id`", "a\nb", "'\"", "
 WORD = st.one_of(
     st.sampled_from(HOSTILE), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 )
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NAME = WORD.map(lambda w: w.replace("/", "_").encode()[:200].decode("utf-8", "ignore")).filter(
     lambda w: w not in ("", ".", "..")
 )
@@ -48,7 +48,7 @@ def test_hostile_values_arrive_as_themselves(any_guest: Host, words: list[str], 
 
 
 @given(name=NAME, data=st.binary(max_size=3000))
-@settings(SLOW, max_examples=8)
+@settings(SLOW, max_examples=5)
 def test_hostile_file_names_and_contents_arrive(any_guest: Host, name: str, data: bytes) -> None:
     """A file of any name and content is written, listed, read and removed; its folder is where a command runs."""
     folder = f"/tmp/wb-names-{os.getpid()}-{any_guest.uid()}"
