@@ -141,7 +141,7 @@ def test_faults(tmp_path: Path) -> None:
         assert server.get("/server_info") == 401
 
 
-VARIABLES = """LOAD_S POLL_S HEALTH_ONLY DIE HANG_S KV_DTYPE TOKENS ANSWER TOKEN_S VERSION""".split()
+VARIABLES = ["LOAD_S", "POLL_S", "HEALTH_ONLY", "DIE", "HANG_S", "KV_DTYPE", "TOKENS", "ANSWER", "TOKEN_S", "VERSION"]
 
 
 @pytest.mark.parametrize("word", VARIABLES)
