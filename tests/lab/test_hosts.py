@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,7 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(any_guest: Host, g
 
 RUNNER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.lab.lab import Lab
 lab = Lab(Path(sys.argv[1]), (101, 102), int(sys.argv[2]))
@@ -610,3 +612,18 @@ def test_a_process_in_a_container_is_recognised_and_its_engine_asked(guest: Host
             container_of_process(guest, gone)
     assert container_of_process(guest, process.model_copy(update={"container": ("lxc", "101")})) is None
     guest.run(["rm", "-f", "/opt/container.json", "/usr/local/sbin/docker", "/usr/local/bin/docker"])
+
+
+def test_more_commands_at_once_than_sessions_on_a_connection(lab: Lab, other: Host) -> None:
+    """sshd allows 10 sessions a connection by default, here 2: the others get connections of their own, and none fails."""
+    setting = "/etc/ssh/sshd_config.d/10-lab.conf"
+    before = other.read_file(setting)
+    other.put(before.replace(b"MaxSessions 64", b"MaxSessions 2"), setting)
+    try:
+        other.run(["systemctl", "restart", "ssh.service"]).check("sshd restarts")
+        with lab.ssh("guest-102") as host, ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda n: host.run(["sh", "-c", f"sleep 0.5; echo {n}"]).text, range(8)))
+        assert answers == [f"{n}\n" for n in range(8)]
+    finally:
+        other.put(before, setting)
+        other.run(["systemctl", "restart", "ssh.service"])
