@@ -627,3 +627,24 @@ def test_more_commands_at_once_than_sessions_on_a_connection(lab: Lab, other: Ho
     finally:
         other.put(before, setting)
         other.run(["systemctl", "restart", "ssh.service"])
+
+
+def test_a_container_is_managed_through_its_hypervisor(lab: Lab, hypervisor: SSHHost) -> None:
+    """Stopped, said to be so, started, rebooted: what was started goes on when the command that asked for it has ended."""
+    container = lab.pct(102, hypervisor)
+    before = container.view().init_ticks
+    assert container.manage("status").text == "status: running\n"
+    container.manage("stop").check("it stops")
+    with pytest.raises(HostUnreachable, match="pct-102 runs.*not running.*pct start 102"):
+        container.run(["true"])
+    container.manage("start").check("it starts")
+    for _ in range(100):
+        if container.run(["systemctl", "is-active", "ssh.service"]).ok:
+            break
+        time.sleep(0.1)
+    container.reboot()
+    assert container.run(["hostname"]).text == "ct102\n" and container.view().init_ticks != before
+    for _ in range(100):  # others use it over SSH
+        if container.run(["systemctl", "is-active", "ssh.service"]).ok:
+            break
+        time.sleep(0.1)
