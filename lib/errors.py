@@ -6,6 +6,10 @@
     |   |-- UnknownArchitecture   a model architecture without a formula (never guessed)
     |   `-- UnreadableFile        truncated, binary, foreign or missing
     |-- HostError                 a command or file operation on a host failed
+    |   |-- HostUnreachable       no connection, or it was cut
+    |   |   `-- WrongHostKey      the host shows another key than the known one
+    |   |-- HostTimeout           the deadline passed; what ran was ended
+    |   `-- NeedsRoot             it takes root, and `sudo -n` does not give it
     |-- ServerError               a server could not be launched, reached or stopped
     |   |-- PortTaken             somebody else holds the port
     |   |-- ServerDied            the process ended before it was ready
@@ -62,6 +66,22 @@ class HostError(WorkbookError):
     """A command or file operation on a host failed."""
 
     exit_code = 1
+
+
+class HostUnreachable(HostError):
+    """A host can't be reached, or the connection to it was cut."""
+
+
+class WrongHostKey(HostUnreachable):
+    """A host shows another key than the known one: another machine, or somebody in between."""
+
+
+class HostTimeout(HostError):
+    """A command on a host passed its deadline; it was ended there."""
+
+
+class NeedsRoot(HostError):
+    """Something on a host takes root, and `sudo -n` doesn't give it."""
 
 
 class ServerError(WorkbookError):

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from lib.errors import BadParams
 from lib.server.redact import is_secret_name
@@ -55,6 +55,45 @@ class ServerParams(_Params):
     api_key_env: str | None = Field(default=None, description="name of the environment variable with the API key")
 
 
+class HostParams(_Params):
+    """Where the server runs: this machine, a host that plain `ssh` reaches without asking, or a container below a hypervisor."""
+
+    kind: Literal["local", "ssh", "lxc"] = "local"
+    address: str | None = Field(default=None, description="ssh: HOST, USER@HOST or a name of ~/.ssh/config")
+    port: int | None = Field(default=None, ge=1, le=65535, description="ssh: its port")
+    identity: str | None = Field(default=None, description="ssh: file of the private key; None: as ssh chooses")
+    config: str | None = Field(default=None, description="ssh: another configuration file than ~/.ssh/config")
+    container: int | None = Field(default=None, ge=1, description="lxc: the container's number")
+    hypervisor: HostParams | None = Field(default=None, description="lxc: where `pct` runs")
+    python: str = Field(default="python3", description="an interpreter there, 3.7 or newer, for everything but load")
+    sudo: bool = Field(default=True, description="use `sudo -n` for what takes root (owners of ports, logs of others)")
+    load_client: Literal["host", "here"] = Field(
+        default="host", description="where load is sent from: beside the server, or here through a forwarded port"
+    )
+    client_python: str | None = Field(
+        default=None, description="an interpreter there, 3.11 or newer, for the load client; None: server.python, else python"
+    )
+
+    @model_validator(mode="after")
+    def _keys_fit_the_kind(self) -> HostParams:
+        of_kind = {"ssh": ("address", "port", "identity", "config"), "lxc": ("container", "hypervisor")}
+        needed = {"ssh": ("address",), "lxc": ("container", "hypervisor")}.get(self.kind, ())
+        faults = [f"kind {self.kind} needs {name}" for name in needed if getattr(self, name) is None]
+        faults += [
+            f"{name} belongs to kind {kind}, not to {self.kind}"
+            for kind, names in of_kind.items()
+            for name in names
+            if kind != self.kind and getattr(self, name) is not None
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))
+        return self
+
+    @property
+    def remote(self) -> bool:
+        return self.kind != "local"
+
+
 class KnownAnswer(_Params):
     """A greedy prompt whose continuation is known; `expect` None where the model is too small to know anything."""
 
@@ -67,6 +106,7 @@ class Profile(_Params):
     """profile.yaml: the server that all six notebooks speak of, and published figures to compare with."""
 
     title: str
+    host: HostParams = Field(default=HostParams(), description="where the server runs; `server` is as seen from there")
     server: ServerParams
     known_answer: KnownAnswer = KnownAnswer()
     reference: dict[str, Any] = Field(default={}, description="published numbers, each with its source")

@@ -38,7 +38,17 @@ from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
-from lib.params import NOTEBOOKS, ROOT, NotebookParams, Profile, ServerParams, load_profile, notebook_params, sha256_of
+from lib.params import (
+    NOTEBOOKS,
+    ROOT,
+    HostParams,
+    NotebookParams,
+    Profile,
+    ServerParams,
+    load_profile,
+    notebook_params,
+    sha256_of,
+)
 from lib.records import (
     Evidence,
     Measured,
@@ -51,6 +61,7 @@ from lib.records import (
     Verdict,
 )
 from lib.server import launch as launching
+from lib.server import remote
 from lib.server.attach import AttachedServer
 from lib.server.control import Control
 from lib.server.launch import LaunchRecord, Server, ServerSpec
@@ -127,7 +138,11 @@ class ServerHandle:
     def spec(self) -> ServerSpec:
         """The resolved launch (argv, environment, model); reads the checkpoint and asks for SGLang's version."""
         if self._spec is None:
-            self._spec = server_spec(self.name, self.params, self.strict)
+            place = remote.place_of(self.run.profile.host)
+            if place is None:
+                self._spec = server_spec(self.name, self.params, self.strict)
+            else:
+                self._spec = remote.remote_spec(self.name, self.params, place, self.strict)
         return self._spec
 
     @property
@@ -258,8 +273,13 @@ class NotebookRun:
             if other is not handle:
                 other.stop()  # one at a time: they would share the machine and falsify each other's numbers
         with self.inside_server():
-            if handle.attached:
-                live: Answering = AttachedServer.attach(handle.name, handle.params, self.raw / "servers")
+            place = remote.place_of(self.profile.host)
+            if place is not None and handle.attached:
+                live: Answering = remote.RemoteAttached.attach_on(place, handle.name, handle.params, self.raw / "servers")
+            elif handle.attached:
+                live = AttachedServer.attach(handle.name, handle.params, self.raw / "servers")
+            elif place is not None and isinstance(handle.spec, remote.RemoteSpec):
+                live = remote.launch(place, handle.spec, self.raw / "servers", self.say)
             else:
                 live = launching.launch(handle.spec, self.raw / "servers", owners(), self.say)
         return live
@@ -278,14 +298,15 @@ class NotebookRun:
 
     # what servers and files say, from raw records ----------------------------------------------------------------
     def host(self) -> dict[str, Any]:
-        """This machine as first seen by this notebook's run (raw record `host`)."""
-        return dict(self.measure("host", None, _write_host).json("host.json"))
+        """The server's machine as first seen by this notebook's run (raw record `host`)."""
+        there: dict[str, Any] = {"on": self.profile.host.model_dump()} if self.profile.host.remote else {}
+        return dict(self.measure("host", None, _write_host, **there).json("host.json"))
 
     def checkpoint(self, handle: ServerHandle) -> Checkpoint | None:
         """The checkpoint's small files and headers (raw record `checkpoint`); None for an attached server."""
         if handle.attached:
             return None
-        path = None if self.offline else handle.spec.model_path
+        path = None if self.offline else getattr(handle.spec, "mirror", handle.spec.model_path)
         model = None if self.offline else handle.spec.model
         read = self.measure("checkpoint", None, _write_checkpoint, context=model, model_path=path)
         return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
@@ -623,8 +644,10 @@ def _git() -> tuple[str | None, bool | None]:
     return head.stdout.strip(), bool(status.stdout.strip())
 
 
-def _write_host(folder: Path) -> None:
-    local.write_atomic(folder / "host.json", json.dumps(local.describe(), indent=1))
+def _write_host(folder: Path, on: Mapping[str, Any] | None = None) -> None:
+    place = remote.place_of(HostParams.model_validate(on)) if on else None
+    found = place.view().describe() if place else local.describe()
+    local.write_atomic(folder / "host.json", json.dumps(found, indent=1))
 
 
 def _write_checkpoint(folder: Path, model_path: str) -> None:

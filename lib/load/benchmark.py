@@ -33,6 +33,7 @@ from lib.params import BenchmarkParams
 from lib.report.progress import progress_bar
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
 from lib.server import gpu_state, telemetry
+from lib.server.remote import calibration_for, load_way
 
 LEVEL_FILE, WARMUP_FILE = "level.jsonl", "warmup.jsonl"
 #: Tokens of a warm-up request: enough for a prefill and some decode steps.
@@ -86,7 +87,7 @@ class Watch:
     @contextlib.contextmanager
     def over(self, server: Answering, folder: Path) -> Iterator[dict[str, Any]]:
         """Watches the server and its GPUs during the `with` block."""
-        here = local.is_local_url(server.base_url)
+        here = local.is_local_url(server.base_url) and getattr(server, "place", None) is None
         with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here) as told:
             yield told
 
@@ -108,14 +109,15 @@ def _send(
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = server.control.served_model_name()
-    common: dict[str, Any] = {"model": model, **options}
+    url, sender = load_way(server)
+    common: dict[str, Any] = {"model": model, "sender": sender, **options}
     try:
         if made.warmup:
             few = [dataclasses.replace(r, max_tokens=min(r.max_tokens, WARMUP_TOKENS)) for r in made.warmup]
-            run_level(server.base_url, api, few, out=folder / WARMUP_FILE, concurrency=len(few), **common)
+            run_level(url, api, few, out=folder / WARMUP_FILE, concurrency=len(few), **common)
         with watch.over(server, folder) as seen:
             run_level(
-                server.base_url,
+                url,
                 api,
                 made.requests,
                 out=folder / LEVEL_FILE,
@@ -166,9 +168,13 @@ def send_level(
     )
 
 
-def take_calibration(folder: Path, streams: int, api: str) -> None:
-    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json)."""
-    local.write_atomic(folder / "calibration.json", json.dumps(calibrate(streams, api=api), default=str))
+def take_calibration(folder: Path, streams: int, api: str, on: Mapping[str, Any] | None = None) -> None:
+    """Lets the client prove against the built-in judge that it shows the truth at this load (calibration.json).
+
+    `on` names another host (parameters), on which the client or at least the judge then runs.
+    """
+    made = calibration_for(on, streams, api) or calibrate(streams, api=api)
+    local.write_atomic(folder / "calibration.json", json.dumps(made, default=str))
 
 
 # the plan and its pace ------------------------------------------------------------------------------------------------
@@ -319,7 +325,8 @@ def measure_calibration(run: NotebookRun) -> Path:
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     api = "chat" if params.dataset == "chat" else params.api
     streams = max([*params.concurrency, *(depth_users(params) if params.depths else [])])
-    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api)
+    there: dict[str, Any] = {"on": run.profile.host.model_dump()} if run.profile.host.remote else {}
+    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **there)
     return taken.folder / "calibration.json"
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from lib import __version__
@@ -45,6 +45,19 @@ _DISK_FAULTS = {
     errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.EFBIG
 }  # fmt: skip
 ARRIVALS = ("constant", "poisson")
+
+
+class Sender(Protocol):
+    """Runs the sending processes of a level; `about` says on what, afterwards."""
+
+    about: dict[str, Any]
+
+    def __call__(
+        self,
+        jobs: list[Path],
+        progress: Callable[[dict[str, Any]], None] | None,
+        observe: Callable[[], None] | None = None,
+    ) -> list[tuple[dict[str, Any], Path]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +218,7 @@ def run_level(
     ramp_s: float = 0.0,
     ramp_from: float = 0.0,
     observe: Callable[[], dict[str, Any]] | None = None,
+    sender: Sender | None = None,
 ) -> Path:
     """Send one level of load and write its raw record: a header line, then one JSON line a request that was sent.
 
@@ -238,6 +252,7 @@ def run_level(
             `rate` during them, from `ramp_from`.
         observe: called when all is ready to send and again when all has ended; both answers go into the header
             (`server_before`, `server_after`). `lib.load.server_side.observer` makes one.
+        sender: runs the sending processes elsewhere (`lib.hosts.remote_client.HostSender`); `base_url` is as seen from there.
 
     Returns:
         `out`. A level in which every request failed is a result too; its causes are in the record.
@@ -307,7 +322,7 @@ def run_level(
         seen: list[dict[str, Any]] = []
         hook = (lambda: seen.append(observe())) if observe else None
         try:
-            parts = _run_workers(jobs, progress, hook)
+            parts = (sender or _run_workers)(jobs, progress, hook)
         except _Interrupted as stop:
             parts, interrupted = stop.parts, True
         if observe:
@@ -339,6 +354,8 @@ def run_level(
             interrupted=interrupted,
             extra=extra_header,
         )
+        if sender is not None:
+            header["client"] |= sender.about
         _write_level(out, header, [p for _, p in parts])
     if interrupted:
         raise KeyboardInterrupt
