@@ -197,6 +197,7 @@ class NotebookRun:
         self._handles: list[ServerHandle] = []
         self._used: list[str] = []
         self.skipped: list[str] = []
+        self.recorded: list[ServerIdentity] = []  # servers of runs recorded elsewhere, which have no launch here
         atexit.register(self.close)
 
     def _load_profile(self) -> Profile:
@@ -462,7 +463,7 @@ class NotebookRun:
         found = []
         for launch_id in dict.fromkeys(self._used):
             found.append(launching.identity_of(self.raw / "servers" / launch_id))
-        return found
+        return [*found, *self.recorded]
 
     def provenance(self) -> Provenance:
         """What produces this result: commit, Python, packages, parameters, and the machine of the measurements."""
