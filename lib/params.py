@@ -161,6 +161,9 @@ class SpeculativeParams(NotebookParams):
     num_requests: int | None = Field(default=None, ge=2, description="per level; None: max(8, 2C)")
     input_len: int = Field(default=128, ge=1)
     output_len: int = Field(default=128, ge=2)
+    sentence: str | None = Field(
+        default=None, min_length=1, description="what the repeating text repeats; None: short sentences of its own"
+    )
     ignore_eos: bool = Field(
         default=False, description="true: equal lengths, but text after the end of a text repeats itself"
     )

@@ -117,6 +117,7 @@ def make_texts(
     input_len: int,
     seed: int,
     vocab_size: int | None,
+    sentence: str | None = None,
 ) -> None:
     """Writes texts.json: `count` prompts of each kind as token ids, so that every launch gets the very same tokens.
 
@@ -125,15 +126,18 @@ def make_texts(
     made: dict[str, Any] = {}
     for kind in kinds:
         try:
-            made[kind] = _texts_of(server, kind, count, input_len, seed, vocab_size)
+            made[kind] = _texts_of(server, kind, count, input_len, seed, vocab_size, sentence)
         except WorkbookError as error:
             made[kind] = {"ids": [], "problem": str(error)}
     local.write_atomic(folder / "texts.json", json.dumps(made))
 
 
 def _texts_of(
-    server: Answering, kind: str, count: int, input_len: int, seed: int, vocab_size: int | None
+    server: Answering, kind: str, count: int, input_len: int, seed: int, vocab_size: int | None, sentence: str | None
 ) -> dict[str, Any]:
+    if kind == "repeating" and sentence:
+        texts = [f"{seed + number} " + sentence * (input_len * 8 // len(sentence) + 2) for number in range(count)]
+        return {"ids": [token_ids(server, t, input_len) for t in texts], "how": f"a number, then {sentence!r} repeated"}
     made = build_workload(kind, count - 1, input_len, 1, seed, vocab_size)
     prompts = [r.prompt for r in (*made.requests, *made.warmup)]
     how = f"{kind.replace('_', ' ')}, seed {seed}: {json.dumps(made.settings)}"
@@ -346,6 +350,7 @@ def _texts(run: NotebookRun, handle: ServerHandle) -> dict[str, Any]:
         input_len=params.input_len,
         seed=params.seed,
         vocab_size=checkpoint.vocab_size if checkpoint else None,
+        sentence=params.sentence,
     )
     if not made.ok:
         run.skip("all texts", made.problem or "they could not be made")

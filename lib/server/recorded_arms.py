@@ -29,8 +29,8 @@ from lib.server.acceptance import Acceptance, spec_counts
 from lib.server.log import read_log
 from lib.server.redact import redact_object
 from lib.server.same_answers import first_difference
+from lib.server.spec_trace import LaunchTrace, trace
 from lib.server.speedup import predicted_ratio, step_cost
-from lib.server.trace import LaunchTrace, trace
 
 #: Files of one recorded server beside its answers.
 SERVER_FILES = (".log", ".server_info.json")

@@ -22,8 +22,8 @@ from lib.server import acceptance, same_answers
 from lib.server.acceptance import Acceptance, Decay, SpecCounts, Stuck, spec_counts
 from lib.server.arms import Arms, Unit
 from lib.server.same_answers import GreedyAgreement, ParameterFate, SampledAgreement
+from lib.server.spec_trace import LaunchTrace, trace
 from lib.server.speedup import Crossover, Speedup, compare_launches, crossover, predicted_ratio, step_cost
-from lib.server.trace import LaunchTrace, trace
 
 #: Prompt tokens from the cache may differ between arms by this share before their cache states count as different.
 CACHE_SHARE = 0.05

@@ -23,9 +23,9 @@ from lib.server.nextn_forms import fate, form_rows, memory_rows
 from lib.server.recorded_arms import ArmComparison, Published, Recorded
 from lib.server.same_answers import GreedyAgreement
 from lib.server.spec_analysis import Analysis, Comparison
+from lib.server.spec_trace import LaunchTrace
 from lib.server.speedup import WORDS, predicted_ratio
 from lib.server.sweep import failed_launch, launch_phases, model_facts
-from lib.server.trace import LaunchTrace
 
 #: A prediction is right if the measured interval holds it, or if it is off by at most this share.
 PREDICTION_TOLERANCE = 0.15
@@ -638,7 +638,7 @@ def _was_on(run: NotebookRun, arms: Arms | None, found: Analysis) -> Verdict:
         "claim": "Each launch with NEXTN speculated on every request, and none without it did",
         "measured": Measured(value=steps, unit="steps", n=requests, reason="counted by the server, request by request"),
         "limit": "verification steps in every request with it, none without; one process a launch; counts possible",
-        "rule": "lib.server.trace",
+        "rule": "lib.server.spec_trace",
         "evidence": evidence,
         "launch_ids": [t.launch_id for t in found.traces],
     }

@@ -104,9 +104,7 @@ def verdict(result: NotebookResult, id_: str) -> Verdict:
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., NotebookResult]:
     """`quick(standin, **params)`: a short experiment; the client's own checks (which tests/load has) are taken as passed."""
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        arms, "take_calibration", lambda folder, streams, api: (folder / "calibration.json").write_text("{}") and None
-    )
+    monkeypatch.setattr(arms, "take_calibration", lambda folder, **_: (folder / "calibration.json").write_text("{}"))
     monkeypatch.setattr(spec_analysis, "client_verdict", lambda level: ClientVerdict("ok", ()))
 
     def go(standin: dict[str, Any], environment: dict[str, str] | None = None, **changes: Any) -> NotebookResult:

@@ -11,7 +11,7 @@ from lib.params import ROOT
 from lib.server.acceptance import pooled, spec_counts
 from lib.server.log import read_log
 from lib.server.log_records import ServerLog
-from lib.server.trace import LaunchTrace, lossy_thresholds, simulated_acceptance, trace
+from lib.server.spec_trace import LaunchTrace, lossy_thresholds, simulated_acceptance, trace
 
 RECORDED = ROOT / "tests/recorded/h200-sglang-0.5.16"
 
