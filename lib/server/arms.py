@@ -337,7 +337,7 @@ def _texts(run: NotebookRun, handle: ServerHandle) -> dict[str, Any]:
     checkpoint = run.checkpoint(handle)
     largest = max(params.concurrency)
     count = max(requests_at(params, c) for c in params.concurrency)
-    count = max(count, params.answers, params.long_run_requests) + 2 * largest + 2
+    count = max(count, params.answers, params.long_run_requests) + 2 * largest + 4
     made = run.measure(
         "texts",
         handle,
@@ -398,8 +398,8 @@ def _measure_unit(
         for kind in kinds:
             for c in params.concurrency if kind == kinds[0] else params.concurrency[:1]:
                 if unit.treated or kind == kinds[0]:
-                    begin = len(arms.texts[kind]["ids"]) - 2 * largest - 2  # prompts that no level measures
-                    unit.pilots[kind, c] = level(f"pilot-{kind}-C{c}", kind, c, begin, max(2, c))
+                    begin = len(arms.texts[kind]["ids"]) - 2 * largest - 4  # prompts that no level measures
+                    unit.pilots[kind, c] = level(f"pilot-{kind}-C{c}", kind, c, begin, max(4, c))
     if first_of_arm and unit.treated:
         arms.pilot_expectation = frozen(run, "pilot", lambda: expect(arms.of(False)[0], unit))
     for kind in kinds:

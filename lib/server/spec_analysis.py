@@ -41,6 +41,7 @@ class Cell(Record):
     token_s: float | None
     gap_s: float | None
     acceptance: Acceptance
+    counts: list[SpecCounts] = []
     cached_frac: float | None
     workload: str | None
     seconds_per_token: dict[str, float]
@@ -108,6 +109,7 @@ def read_cell(unit: Unit, text: str, concurrency: int, measured: Measurement, dr
         token_s=float(tokens.mean()) if tokens.size else None,
         gap_s=float(gaps.mean()) if gaps.size else None,
         acceptance=acceptance.pooled(level_counts(level), drafts),
+        counts=level_counts(level),
         cached_frac=sum(c or 0 for c in cached) / prompts if known else None,
         workload=level.header["workload"]["sha256"],
         seconds_per_token={
@@ -192,14 +194,7 @@ def analyse(run: NotebookRun, arms: Arms) -> Analysis:
             c.concurrency: c.speedup.ratio for c in found.comparisons if c.text == text and c.speedup.word != "invalid"
         }
         found.crossovers.append(crossover(text, ratios))
-        counts = [
-            count
-            for unit in ready
-            if unit.treated
-            for (kind, _), measured in unit.cells.items()
-            if kind == text and (level := level_of(measured)) is not None
-            for count in level_counts(level)
-        ]
+        counts = [n for x in found.cells if x.treated and x.text == text for n in x.counts]
         found.acceptances[text] = acceptance.pooled(counts, found.drafts)
     _answers(params, arms, found)
     found.long_run = _long_run(run, arms)
@@ -276,7 +271,6 @@ def _compare(params: SpeculativeParams, found: Analysis, text: str, c: int) -> C
     if found.lossy:
         notes.append(f"lossy: {found.lossy}")
     problems = _cell_problems(found, cells, treated, base)
-    steps = sum(x.acceptance.verify_steps for x in treated)
     logs = _prompt_logs(good[False], good[True])
     speedup = compare_launches(
         [float(x.rate or 0) for x in good[False]],
@@ -293,11 +287,6 @@ def _compare(params: SpeculativeParams, found: Analysis, text: str, c: int) -> C
             base_launches=len(good[False]),
             treated_launches=len(good[True]),
         )
-    tokens = sum(x.acceptance.completion_tokens for x in treated)
-    length = Measured(value=None, unit="tok/step", reason="no verification step was counted")
-    if steps:
-        n = sum(x.acceptance.requests for x in treated)
-        length = Measured(value=tokens / steps, unit="tok/step", n=n, reason=f"{tokens} tokens in {steps} steps")
     return Comparison(
         text=text,
         concurrency=c,
@@ -308,7 +297,7 @@ def _compare(params: SpeculativeParams, found: Analysis, text: str, c: int) -> C
         treated_gap_s=_mean([x.gap_s for x in good[True]], "s"),
         base_rate=_mean([x.rate for x in good[False]], "tok/s"),
         treated_rate=_mean([x.rate for x in good[True]], "tok/s"),
-        accept_length=length,
+        accept_length=acceptance.pooled([n for x in treated for n in x.counts], found.drafts).length,
         notes=notes,
         launch_ids=[x.launch_id for x in cells if x.launch_id],
     )

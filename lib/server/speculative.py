@@ -27,7 +27,7 @@ from lib.server.spec_trace import LaunchTrace
 from lib.server.speedup import WORDS, predicted_ratio
 from lib.server.sweep import failed_launch, launch_phases, model_facts
 
-#: A prediction is right if the measured interval holds it, or if it is off by at most this share.
+#: A prediction is right if the whole measured interval lies within this share of it.
 PREDICTION_TOLERANCE = 0.15
 #: Sampled answers: below this p-value the distributions differ.
 P_LIMIT = 0.01
@@ -592,7 +592,7 @@ def verdicts(
         )
     made += [_recorded_pays(run, one) for one in recorded.comparisons]
     if published is not None:
-        made.append(_published(run, published))
+        made.append(_published(run, published, recorded))
     if not made:
         reason = "nothing was measured and nothing recorded is named"
         made.append(Verdict(id="nextn", claim="NEXTN pays", status=Status.INCONCLUSIVE, reason=reason))
@@ -699,20 +699,20 @@ def _crossover(run: NotebookRun, found: Analysis, text: str) -> Verdict:
 def _foreseen(run: NotebookRun, arms: Arms, found: Analysis, expected: Sequence[Prediction]) -> Verdict:
     pilot = arms.pilot_expectation
     made = [p for p in expected if p.id.startswith("pilot-")]
-    judged = [p for p in made if _is_right(p) is not None]
-    right = [p for p in judged if _is_right(p)]
+    judged = [p for p in made if _came_true(p) is not None]
+    by_fate = {fate: [p for p in judged if _came_true(p) == fate] for fate in ("right", "wrong", "undecided")}
     started = sorted(x.started for x in found.cells if x.treated)
     frozen = pilot is not None and bool(started) and pilot.stamp.started <= started[0]
     common: dict[str, Any] = {
         "id": "foreseen",
         "claim": "Acceptance over the cost of a step predicts the ratio",
         "measured": Measured(
-            value=len(right) / len(judged) if judged else None,
+            value=len(by_fate["right"]) / len(judged) if judged else None,
             unit="frac",
             n=len(judged),
             reason="cells predicted before they were measured" if judged else "no cell has both",
         ),
-        "limit": f"every cell: the measured interval holds the prediction, or it is off by at most {PREDICTION_TOLERANCE:.0%}",
+        "limit": f"every cell: the measured interval within {PREDICTION_TOLERANCE:.0%} of the prediction",
         "rule": "lib.server.speedup.predicted_ratio",
         "evidence": [run.evidence(pilot.folder / "expectation.json")] if pilot else [],
         "launch_ids": [t.launch_id for t in found.traces],
@@ -725,23 +725,29 @@ def _foreseen(run: NotebookRun, arms: Arms, found: Analysis, expected: Sequence[
         )
     if not judged:
         return Verdict(status=Status.INCONCLUSIVE, reason="no cell has both a prediction and a measurement", **common)
-    wrong = [f"{p.id.removeprefix('pilot-')}: {p.predicted.value:.2f} predicted, {p.measured.value:.2f} measured" for p in judged
-             if p not in right and p.measured and isinstance(p.measured.value, float)]  # fmt: skip
-    reason = f"{len(right)} of {len(judged)} cells as predicted" + (f"; wrong: {'; '.join(wrong)}" if wrong else "")
-    return Verdict(status=Status.FAIL if wrong else Status.PASS, reason=reason, **common)
-
-
-def _is_right(p: Prediction) -> bool | None:
-    """Whether a prediction came true; None where one of the two is missing."""
-    value = p.measured.value if p.measured else None
-    if p.measured is None or not isinstance(value, float) or not isinstance(p.predicted.value, float):
-        return None
-    inside = (
-        p.measured.low is not None
-        and p.measured.high is not None
-        and p.measured.low <= p.predicted.value <= p.measured.high
+    words = "; ".join(
+        f"{fate} on {', '.join(p.id.removeprefix('pilot-') for p in listed)}"
+        for fate, listed in by_fate.items()
+        if listed
     )
-    return inside or abs(p.predicted.value / value - 1) <= PREDICTION_TOLERANCE
+    if by_fate["wrong"]:
+        return Verdict(status=Status.FAIL, reason=words, **common)
+    status = Status.INCONCLUSIVE if by_fate["undecided"] else Status.PASS
+    return Verdict(status=status, reason=words, **common)
+
+
+def _came_true(p: Prediction) -> str | None:
+    """`right` if the measured interval lies within the tolerance of the prediction, `wrong` if outside, else `undecided`.
+
+    None where there is no prediction or no interval.
+    """
+    found, predicted = p.measured, p.predicted.value
+    if found is None or found.low is None or found.high is None or not isinstance(predicted, float):
+        return None
+    low, high = found.low / predicted - 1, found.high / predicted - 1
+    if low >= -PREDICTION_TOLERANCE and high <= PREDICTION_TOLERANCE:
+        return "right"
+    return "wrong" if high < -PREDICTION_TOLERANCE or low > PREDICTION_TOLERANCE else "undecided"
 
 
 def _same_greedy(run: NotebookRun, arms: Arms | None, found: Analysis) -> Verdict:
@@ -913,8 +919,14 @@ def _recorded_pays(run: NotebookRun, one: ArmComparison) -> Verdict:
     )
 
 
-def _published(run: NotebookRun, published: Published) -> Verdict:
+def _published(run: NotebookRun, published: Published, recorded: Recorded) -> Verdict:
     found = published.found
+    slow = next((c.speed_ratio.value for c in recorded.comparisons if c.text == "random_ids"), None)
+    known = (
+        f"; where it is known to have been on, random ids ran at {slow:.2f}x (recorded runs)"
+        if isinstance(slow, float)
+        else ""
+    )
     return Verdict(
         id="published",
         claim="The published runs with and without NEXTN show that it brings nothing",
@@ -924,7 +936,7 @@ def _published(run: NotebookRun, published: Published) -> Verdict:
         ),
         limit="verification steps counted in the treated arm, none in the other",
         rule="lib.server.recorded_arms.compare_tables",
-        reason=found.reason,
+        reason=found.reason + known,
         evidence=[
             run.evidence(run.raw / "published" / "tables.json", note=f"the tables, as quoted ({published.profile})")
         ],
