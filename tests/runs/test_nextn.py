@@ -40,13 +40,13 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 def honest(
     tmp_path_factory: pytest.TempPathFactory, patched: pytest.MonkeyPatch
 ) -> tuple[NotebookResult, Path, dict[str, Any]]:
-    """One experiment with an honest server: A B B A, three texts, three levels; its result, folder and parameters."""
+    """One experiment with an honest server: A B B A, two texts, two levels; its result, folder and parameters."""
     folder = tmp_path_factory.mktemp("honest")
     patched.setenv("WORKBOOK_CACHE", str(folder / "cache"))
     params = small(
         make_profile(folder / "profile", HONEST),
-        texts=["repeating", "random_ids", "chat"],
-        concurrency=[1, 2, 6],
+        texts=["repeating", "random_ids"],
+        concurrency=[1, 6],
         num_requests=6,
         samples=24,
         long_run_requests=8,
@@ -95,7 +95,7 @@ def test_repeating_text_pays_alone_and_random_ids_cost(honest: Any) -> None:
 
 
 def test_the_crossover_lies_between_measured_levels(honest: Any) -> None:
-    """A step costs 1.5, 2.4 and 6 decode steps at C = 1, 2, 6: 4 tokens a step stop paying between 2 and 6."""
+    """A step costs 1.5 decode steps alone and 6 with six in flight: 4 tokens a step stop paying between 2 and 6."""
     found = verdict(honest[0], "crossover-repeating")
     assert found.measured and isinstance(found.measured.value, float) and 2 < found.measured.value < 6
     assert "already" in verdict(honest[0], "crossover-random_ids").reason
@@ -110,7 +110,7 @@ def test_the_prediction_was_frozen_before_the_treated_levels(honest: Any) -> Non
         for f in run.glob("raw/04/treated-*/*-C?/stamp.json")
         if "pilot" not in str(f)
     ]
-    assert len(levels) == 18 and all(frozen <= at for at in levels)
+    assert len(levels) == 8 and all(frozen <= at for at in levels)
     before = json.loads((run / "raw/04/expectation-params/stamp.json").read_text())["started"]
     first = min(json.loads(f.read_text())["started"] for f in run.glob("raw/04/servers/*/launch.json"))
     assert before <= first
@@ -119,7 +119,7 @@ def test_the_prediction_was_frozen_before_the_treated_levels(honest: Any) -> Non
     assert asked.predicted.value == pytest.approx(4 / 1.5) and asked.measured and asked.measured.value
     pilot = by_id["pilot-repeating-C1"]
     assert pilot.predicted.value == pytest.approx(float(pilot.measured.value), rel=0.35)  # type: ignore[union-attr, arg-type]
-    assert verdict(result, "foreseen").measured.n == 9  # type: ignore[union-attr]
+    assert verdict(result, "foreseen").measured.n == 4  # type: ignore[union-attr]
 
 
 def test_near_ties_explain_the_divergences(honest: Any) -> None:
@@ -195,7 +195,6 @@ def test_a_resumed_run_measures_nothing_again(honest: Any, patched: pytest.Monke
         ("base_speculates", "verification steps in the arm without"),
         ("some_without_steps", "have no verification step"),
         ("impossible", "impossible counts"),
-        ("no_draft_log", "no draft weights"),
     ],
 )
 def test_arms_that_lie_are_invalid(quick: Callable[..., NotebookResult], lie: str, words: str) -> None:
@@ -240,8 +239,7 @@ def test_wrong_answers_ignored_parameters_and_a_loop_are_found(quick: Callable[.
             "loop": True,
         },
         samples=20,
-        texts=["code"],
-        input_len=40,
+        texts=["chat"],
         long_run_requests=12,
         long_run_len=64,
     )
