@@ -252,7 +252,9 @@ class NotebookRun:
             return done[-1]
         with contextlib.suppress(ServerDied, launching.NotReady):
             handle.get()
-        return handle.launches()[-1]
+        launched = handle.launches()[-1]
+        self._used.append(launched.launch_id)  # a launch that failed is evidence too
+        return launched
 
     def _bring_up(self, handle: ServerHandle) -> Answering:
         for other in self._handles:

@@ -60,12 +60,11 @@ FORMS: tuple[Form, ...] = (
     ),
     Form(
         "origin-extra-buffer",
-        "extra_buffer and the variable: the origin's last launch line",
+        "extra_buffer and the variable, the origin's line that came up",
         {**CHAIN, "--mamba-scheduler-strategy": "extra_buffer"},
         SPEC_V2,
         "starts",
         "m1_nextn",
-        "the origin's line that came up",
     ),
     Form("variable-alone", "the environment variable alone", {}, SPEC_V2),
     Form(
@@ -158,22 +157,27 @@ def fate(
     return Fate("starts", "no known rule is against it", "lib.server.flags")
 
 
-def form_rows(sglang_version: str, gpu: Gpu | None = None, releases: Sequence[str] = RELEASES) -> list[dict[str, Any]]:
-    """Every form on a hybrid model: what this release makes of it and why, and what other releases make of it."""
+def form_rows(sglang_version: str, releases: Sequence[str] = RELEASES) -> list[dict[str, Any]]:
+    """Every form on a hybrid model and a GPU: what this release makes of it and why, and what other releases make of it."""
     rows = []
     for form in FORMS:
-        here = fate(form.flags, form.environment, sglang_version, gpu)
-        others = {v: fate(form.flags, form.environment, v).outcome.replace("_", " ") for v in releases}
+        here = fate(form.flags, form.environment, sglang_version)
+        others = {v: _short(fate(form.flags, form.environment, v)) for v in releases if v != sglang_version}
         rows.append(
             {
                 "form": form.what + (f" ({form.origin})" if form.origin else ""),
-                f"{sglang_version}, this host": here.outcome.replace("_", " "),
+                f"{sglang_version}, on a GPU": _short(here),
                 "because": here.reason,
                 **others,
                 "recorded on 0.5.16": f"{form.recorded} ({form.log}.log)" if form.recorded else "not recorded",
             }
         )
     return rows
+
+
+def _short(one: Fate) -> str:
+    words = one.outcome.replace("_", " ")
+    return words if one.exit_code is None else f"{words} (exit {one.exit_code})"
 
 
 def memory_rows(

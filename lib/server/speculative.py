@@ -152,7 +152,12 @@ def incantation_rows(run: NotebookRun) -> list[dict[str, Any]]:
             "because": "params",
             "source": "",
         },
-        {"what": "expected of it", "value": _words(asked.outcome), "because": asked.reason, "source": asked.source},
+        {
+            "what": "expected of these settings alone",
+            "value": _words(asked.outcome),
+            "because": asked.reason,
+            "source": asked.source,
+        },
         *(
             {
                 "what": "the release's rules on the whole launch",
@@ -179,7 +184,7 @@ def refusals(run: NotebookRun) -> list[Any]:
 
 def forms(run: NotebookRun) -> list[dict[str, Any]]:
     """The forms that people have tried, and what this and other releases make of each."""
-    return [] if run.attached else form_rows(_version(run), _gpu(run))
+    return [] if run.attached else form_rows(_version(run))
 
 
 def before_launch_rows(run: NotebookRun) -> list[dict[str, Any]]:
@@ -456,7 +461,9 @@ def recorded_rows(recorded: Recorded) -> list[dict[str, Any]]:
             "tokens": a.completion_tokens,
             "speed": Measured(value=a.tokens_per_s, unit="tok/s", n=a.requests, reason="one run"),
             "verify steps": Measured(
-                value=a.verify_steps, n=a.requests if a.verify_steps else None, reason="none was counted"
+                value=a.verify_steps,
+                n=a.requests if a.verify_steps else None,
+                reason="all counted" if a.verify_steps else "none was counted",
             ),
             "accept length": a.accept_length,
             "accept rate": a.accept_rate,
