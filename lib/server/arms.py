@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,7 +191,7 @@ def send_level(
     """One closed-loop level of /generate on token ids, after a cache flush (level.jsonl)."""
     prompts = [tuple(p) for p in (*ids, *warm)]
     made = workloads.make_workload(kind, prompts, output_len, len(warm), seed, {}, ignore_eos=ignore_eos)
-    server.control.flush_cache()
+    _flush(server)
     run_level(
         server.base_url,
         "generate",
@@ -204,6 +205,16 @@ def send_level(
         calibration=json.loads(Path(calibration_file).read_text()),
         keep_text=keep_text,
     )
+
+
+def _flush(server: Answering) -> None:
+    """Empties the cache; the scheduler may still hold the last answer's batch for a moment and then refuses (400)."""
+    for pause_s in (0.2, 0.5, 1.0, 2.0):
+        try:
+            return server.control.flush_cache()
+        except ServerError:
+            time.sleep(pause_s)
+    return server.control.flush_cache()
 
 
 def _ask(server: Answering, ids: Sequence[int], tokens: int, **sampling: Any) -> dict[str, Any]:
@@ -223,7 +234,7 @@ def send_greedy(
     server: Answering, folder: Path, prompts: Mapping[str, Sequence[Sequence[int]]], output_len: int, ignore_eos: bool
 ) -> None:
     """Greedy answers one at a time after a cache flush (greedy.json: by kind of text)."""
-    server.control.flush_cache()
+    _flush(server)
     made = {
         kind: [_ask(server, ids, output_len, ignore_eos=ignore_eos) for ids in listed]
         for kind, listed in prompts.items()
@@ -235,7 +246,7 @@ def send_probes(
     server: Answering, folder: Path, sampled: Sequence[int], penalised: Sequence[int], samples: int, output_len: int
 ) -> None:
     """Sampled answers to one prompt and probes of min_p and of penalties (probes.json: name -> answers)."""
-    server.control.flush_cache()
+    _flush(server)
     length = min(SAMPLE_LEN, output_len)
     made: dict[str, list[dict[str, Any]]] = {
         "greedy": [_ask(server, sampled, length, ignore_eos=True)],

@@ -27,6 +27,8 @@ from lib.server.speedup import Crossover, Speedup, compare_launches, crossover, 
 
 #: Prompt tokens from the cache may differ between arms by this share before their cache states count as different.
 CACHE_SHARE = 0.05
+#: Accept length that a text must usually have before decode lines at 1.00 are called stuck.
+USUAL_LENGTH = 1.1
 
 
 class Cell(Record):
@@ -197,7 +199,8 @@ def analyse(run: NotebookRun, arms: Arms) -> Analysis:
         counts = [n for x in found.cells if x.treated and x.text == text for n in x.counts]
         found.acceptances[text] = acceptance.pooled(counts, found.drafts)
     _answers(params, arms, found)
-    found.long_run = _long_run(run, arms)
+    usual = found.acceptances.get(next(iter(found.acceptances), ""))
+    found.long_run = _long_run(run, arms, usual.length.value if usual else None)
     return found
 
 
@@ -434,7 +437,11 @@ def _answers(params: SpeculativeParams, arms: Arms, found: Analysis) -> None:
         found.parameters += [same_answers.judge_penalty(n, x, y) for n in dict.fromkeys(names)]
 
 
-def _long_run(run: NotebookRun, arms: Arms) -> LongRun | None:
+def _long_run(run: NotebookRun, arms: Arms, usual: Any) -> LongRun | None:
+    """The long run of the last treated launch; `usual` is the accept length of the same text in the levels.
+
+    Where next to nothing is accepted anyway, decode lines without an accepted draft are no sign of S4.
+    """
     unit = next((u for u in arms.units if u.long_run is not None), None)
     if unit is None or unit.long_run is None:
         return None
@@ -457,7 +464,7 @@ def _long_run(run: NotebookRun, arms: Arms) -> LongRun | None:
     return LongRun(
         requests=len(done),
         decay=acceptance.decay(lengths),
-        stuck=acceptance.stuck(usage),
+        stuck=acceptance.stuck(usage) if isinstance(usual, float) and usual > USUAL_LENGTH else None,
         loops=loops,
         max_usage=max((u for _, _, u in usage if u is not None), default=None),
         launch_id=unit.long_run.stamp.launch_id,
