@@ -13,7 +13,7 @@ from typing import Any
 
 from lib.params import SpeculativeParams
 from lib.records import OUTCOMES, Evidence, Measured, Prediction, Status, Trial, Verdict
-from lib.results import Measurement, NotebookRun
+from lib.results import Measurement, NotebookRun, Stamp
 from lib.server import arms as measuring
 from lib.server import recorded_arms, spec_analysis
 from lib.server.arms import Arms, Unit
@@ -105,8 +105,10 @@ def predictions(run: NotebookRun, arms: Arms | None, found: Analysis, recorded: 
     """All frozen expectations beside what was measured, and the recorded texts predicted from each other."""
     ratios = {(c.text, c.concurrency): c.speedup.ratio for c in found.comparisons}
     made: list[Prediction] = []
-    if (run.raw / "expectation-params" / "stamp.json").exists():
-        made += _predictions(measuring.frozen(run, "params", list), "params", ratios)
+    stamp = run.raw / "expectation-params" / "stamp.json"
+    if stamp.exists():
+        taken = Measurement(stamp.parent, Stamp.model_validate_json(stamp.read_text()))
+        made += _predictions(taken, "params", ratios)
     if arms is not None and arms.pilot_expectation is not None:
         made += _predictions(arms.pilot_expectation, "pilot", ratios)
     return [*made, *recorded.predictions]
