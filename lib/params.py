@@ -195,16 +195,56 @@ class BenchmarkParams(NotebookParams):
     )
 
 
+class Expected(_Params):
+    """What is expected of speculation before anything is measured; costs are in plain decode steps."""
+
+    accept_length: dict[str, float] = Field(description="tokens of a verification step, by kind of text")
+    verify_cost: float = Field(gt=0, description="one verification, in plain decode steps at one request")
+    draft_cost: float = Field(ge=0, description="all drafts before one verification, in plain decode steps")
+    source: str
+
+
 class SpeculativeParams(NotebookParams):
-    """04: the treatment, and recorded runs for hosts that can't run it."""
+    """04: the treatment, how it is measured against its absence, and recorded runs for hosts that can't run it."""
 
     flags: dict[str, FlagValue] = {"speculative_algorithm": "NEXTN"}
     environment: dict[str, str] = {}
-    num_requests: int = Field(default=4, ge=2, description="requests of each kind of text, one at a time")
+    launches: int = Field(default=2, ge=1, le=10, description="of each arm, in the order A B B A")
+    texts: list[Literal["code", "chat", "random_ids", "repeating"]] = Field(
+        default=["code", "chat", "random_ids", "repeating"],
+        min_length=1,
+        description="the first one also gives the cost of a step at every concurrency",
+    )
+    concurrency: list[int] = Field(default=[1, 4, 16], min_length=1)
+    num_requests: int | None = Field(default=None, ge=2, description="per level; None: max(8, 2C)")
     input_len: int = Field(default=128, ge=1)
     output_len: int = Field(default=128, ge=2)
+    sentence: str | None = Field(
+        default=None, min_length=1, description="what the repeating text repeats; None: short sentences of its own"
+    )
+    ignore_eos: bool = Field(
+        default=False, description="true: equal lengths, but text after the end of a text repeats itself"
+    )
     seed: int = 42
+    no_difference_frac: float = Field(default=0.05, gt=0, lt=1, description="x of 'no difference within x%'")
+    answers: int = Field(default=4, ge=1, description="greedy answers of each text that are compared token by token")
+    tie_nats: float = Field(default=0.1, gt=0, description="two tokens closer than this are a near tie")
+    samples: int = Field(default=32, ge=0, description="sampled answers of each launch; 0: none")
+    long_run_requests: int = Field(default=8, ge=0, description="requests of the long run; 0: none")
+    long_run_len: int = Field(default=512, ge=64)
+    gap_timeout_s: float = Field(default=120.0, gt=0)
+    expected: Expected | None = None
     recorded: str | None = "tests/recorded/h200-sglang-0.5.16"
+    published: str | None = Field(
+        default=None, description="profile whose reference tables are judged; None: this profile's own"
+    )
+
+    @field_validator("concurrency")
+    @classmethod
+    def _levels(cls, value: list[int]) -> list[int]:
+        if min(value) < 1 or sorted(set(value)) != value:
+            raise ValueError("different levels of at least 1, in rising order")
+        return value
 
 
 class AuditParams(NotebookParams):

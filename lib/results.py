@@ -212,6 +212,7 @@ class NotebookRun:
         self._handles: list[ServerHandle] = []
         self._used: list[str] = []
         self.skipped: list[str] = []
+        self.recorded: list[ServerIdentity] = []  # servers of runs recorded elsewhere, which have no launch here
         atexit.register(self.close)
 
     def _load_profile(self) -> Profile:
@@ -266,7 +267,9 @@ class NotebookRun:
             return done[-1]
         with contextlib.suppress(ServerDied, launching.NotReady):
             handle.get()
-        return handle.launches()[-1]
+        launched = handle.launches()[-1]
+        self._used.append(launched.launch_id)  # a launch that failed is evidence too
+        return launched
 
     def _bring_up(self, handle: ServerHandle) -> Answering:
         for other in self._handles:
@@ -483,7 +486,7 @@ class NotebookRun:
         found = []
         for launch_id in dict.fromkeys(self._used):
             found.append(launching.identity_of(self.raw / "servers" / launch_id))
-        return found
+        return [*found, *self.recorded]
 
     def provenance(self) -> Provenance:
         """What produces this result: commit, Python, packages, parameters, and the machine of the measurements."""

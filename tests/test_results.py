@@ -12,7 +12,8 @@ from lib.errors import BadInput, BadParams, IdentityError, NotMeasured, ServerEr
 from lib.params import BuildParams, SpeculativeParams, validated
 from lib.records import Evidence, Measured, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle, open_notebook
-from lib.server import speculative
+from lib.server import recorded_arms, speculative
+from lib.server.spec_analysis import Analysis
 from tests.conftest import TINY
 
 
@@ -172,6 +173,8 @@ def test_the_origins_published_tables_are_judged_invalid_with_their_evidence(tmp
     """The verdict on quoted tables links to the run's own copy of them."""
     params = validated(SpeculativeParams, {"profile": "qwen3.5-397b-nvfp4-rtx6000x8"}, "test")
     run = NotebookRun("04", params, tmp_path, False)
-    (found,) = [v for v in speculative.verdicts(run, None, [], []) if v.id == "published"]
+    tables = recorded_arms.published_tables(run)
+    verdicts = speculative.verdicts(run, None, None, Analysis(), [], recorded_arms.Recorded(), tables)
+    (found,) = [v for v in verdicts if v.id == "published"]
     assert found.status == Status.INVALID
     assert (tmp_path / found.evidence[0].path).is_file()

@@ -66,7 +66,9 @@ def identity_table(identities: Sequence[ServerIdentity]) -> Table:
                 "origin": one.origin,
                 "SGLang": one.sglang_version,
                 "pid": one.pid,
-                "ready after": f"{one.ready_s:.1f} s" if one.ready_s is not None else "not ready",
+                "ready after": f"{one.ready_s:.1f} s"
+                if one.ready_s is not None
+                else ("not recorded" if one.origin == "recorded" else "not ready"),
                 "model": f"{one.served_model_name or one.model.get('path', '')} ({str(one.model.get('sha256', ''))[:12]})",
                 "resolved": ", ".join(shown) or "(never answered)",
                 "fingerprint": one.fingerprint[:12],

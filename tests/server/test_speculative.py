@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lib.params import ROOT
-from lib.server.speculative import Arm, arm_from_answers, compare_arms, compare_tables, speed_ratio
+from lib.server.recorded_arms import Arm, arm_from_answers, compare_arms, compare_tables, speed_ratio
 
 RECORDED = ROOT / "tests/recorded/h200-sglang-0.5.16"
 
@@ -89,3 +89,20 @@ def test_the_origins_tables_come_out_as_invalid() -> None:
     found = compare_tables(reference["without_nextn"], reference["asked_for_nextn"])
     assert found.outcome == "no_trace_of_treatment" and (found.equal_token_counts, found.levels) == (3, 4)
     assert found.largest_change == pytest.approx(1686.1 / 1646.7 - 1)
+
+
+def test_tables_that_count_steps_are_one_run_of_each_arm() -> None:
+    """With steps in the treated table only: not enough data, since one run has no interval; steps in the other: invalid."""
+    without = [{"concurrency": 1, "aggregate_tokens_per_s": 100.0, "tokens": 4000}]
+    counted = [{"concurrency": 1, "aggregate_tokens_per_s": 120.0, "tokens": 4000, "verify_steps": 2000}]
+    assert compare_tables(without, counted).outcome == "not_enough_data"
+    assert compare_tables(counted, counted).outcome == "no_trace_of_treatment"
+    assert compare_tables(without, []).outcome == "not_enough_data"
+
+
+def test_recorded_counts_by_position() -> None:
+    """The histogram [94, 33, 16, 12] of 155 steps travels with the arm; impossible counts make it invalid."""
+    treated = recorded("nextn", "random_ids")
+    assert treated.histogram == [94, 33, 16, 12] and treated.contradictions == []
+    broken = treated.model_copy(update={"contradictions": ["256 tokens from 10 steps"]})
+    assert compare_arms(recorded("base", "random_ids"), broken).outcome == "no_trace_of_treatment"
