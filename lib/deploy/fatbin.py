@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 
 from lib.records import Record
+
+Buffer = bytes | mmap
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
@@ -48,7 +51,7 @@ class NotElf(ValueError):
     """The bytes are not a 64-bit little-endian ELF file, or end too early."""
 
 
-def sections(data: Sequence[int] | bytes) -> Iterator[tuple[bytes, int, int]]:
+def sections(data: Buffer) -> Iterator[tuple[bytes, int, int]]:
     """Name, offset and size of every section of an ELF file.
 
     Raises:
@@ -72,7 +75,7 @@ def sections(data: Sequence[int] | bytes) -> Iterator[tuple[bytes, int, int]]:
             yield name, offset, min(size, max(0, len(data) - offset))
 
 
-def entries(data: Sequence[int] | bytes, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+def entries(data: Buffer, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Kind, architecture and 'architecture-specific' of every entry of the containers in `data[begin:end]`."""
     at = begin
     while at + 16 <= end:
@@ -94,7 +97,7 @@ def entries(data: Sequence[int] | bytes, begin: int, end: int) -> Iterator[tuple
         at = stop
 
 
-def device_code(data: Sequence[int] | bytes) -> list[DeviceCode]:
+def device_code(data: Buffer) -> list[DeviceCode]:
     """All device code of a shared object, by architecture; empty for one that has none.
 
     Raises:

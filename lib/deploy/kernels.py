@@ -24,7 +24,9 @@ from lib.results import NotebookRun, ServerHandle
 from lib.server.spec import resolve_python
 
 #: Distributions whose device code a server runs; others (jax, cupy) may lie in the same environment.
-SERVING = re.compile(r"^(sglang|sgl[-_]|torch|flashinfer|flash[-_]attn|triton|vllm|apache[-_]tvm|xgrammar|tilelang|quack|humming|tokenspeed)", re.I)
+SERVING = re.compile(
+    r"^(sglang|sgl[-_]|torch|flashinfer|flash[-_]attn|triton|vllm|apache[-_]tvm|xgrammar|tilelang|quack|humming|tokenspeed)", re.I
+)
 #: What a library is needed for, and what SGLang does without it. Source: SGLang 0.5.16's imports, read.
 ROLES = {
     "common_ops": ("all of sglang-kernel: norms, activations, rope, MoE, sampling", "the server does not start"),
@@ -98,7 +100,7 @@ def take_kernels(folder: Path, python: str) -> None:
             continue
         if not code:
             continue
-        if os.path.getsize(path) < 200 << 20:
+        if Path(path).stat().st_size < 200 << 20:
             checked = by_cuobjdump(Path(path))
         mine = {f"sm_{c.sm}" for c in code if c.kind == "sass"}
         agrees = None if not checked else checked == mine
