@@ -4,7 +4,7 @@ nvcc puts device code into the ELF sections `.nv_fatbin` and `__nv_relfatbin`: c
 0xBA55ED50, version 1, header size, size of what follows), each with entries one after the other: kind (1 PTX, 2 machine
 code), header size, payload size and the architecture's number at byte 28; bit 20 of the flags at byte 40 says
 "architecture-specific" (the 'a' of sm_90a). Checked against cuobjdump 13 and nvcc's own -gencode list on sglang-kernel
-0.4.5's shared objects (tests/data/fatbin). Bytes in, records out.
+0.4.5's shared objects (tests/deploy/test_fatbin.py). Bytes in, records out.
 
 Rules of what runs where: machine code for X.Y runs on X.Z with Z >= Y; architecture-specific code on exactly X.Y; PTX
 is compiled by the driver for X.Y and everything newer, architecture-specific PTX for X.Y alone.

@@ -78,7 +78,7 @@ def pretend_gpu(words: str) -> None:
         def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
             if fullname != "torch.cuda":
                 return None
-            sys.meta_path.remove(self)
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
             spec: object = importlib.machinery.PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
             loader = getattr(spec, "loader")  # noqa: B009 -- torch.cuda has a spec and a loader, or nothing goes on
             execute = loader.exec_module

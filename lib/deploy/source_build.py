@@ -86,19 +86,9 @@ def edits(sm: int, cuda: tuple[int, int]) -> list[Edit]:
             purpose="a CMake that does not know a policy stops at it: set it only where it is known",
             source="sgl-kernel/CMakeLists.txt sets CMP0169 (CMake 3.30) and CMP0177 (3.31) and asks for 3.26",
         ),
-        Edit(
-            id="architectures", file=cmake, find=r'"-gencode=arch=compute_90,code=sm_90"',
-            put=f'"-gencode=arch=compute_{architecture_name(sm)},code=sm_{architecture_name(sm)}"',
-            purpose="compile for this GPU alone: the published list has seven, and lacks SM121 on x86-64",
-            source="sgl-kernel/CMakeLists.txt, SGL_KERNEL_CUDA_FLAGS",
-        ),
-        Edit(
-            id="other-architectures", file=cmake,
-            find=r'^\s*"-gencode=arch=compute_(?:80|86|87|89|90a|100a|101a|103a|110a|120a|121a),code=sm_\w+"$\n?', put="",
-            purpose="the same: take the other architectures out",
-            source="sgl-kernel/CMakeLists.txt",
-        ),
     ]  # fmt: skip
+    if sm >= 90:
+        made += _architecture_edits(sm, cuda)
     if sm not in (80, 86, 90):
         made.append(Edit(
             id="fa3-off", file=cmake, find=r"set\(SGL_KERNEL_ENABLE_FA3 ON\)", put="set(SGL_KERNEL_ENABLE_FA3 OFF)",
@@ -120,6 +110,29 @@ def edits(sm: int, cuda: tuple[int, int]) -> list[Edit]:
             source="sgl-project/sglang pull request 20588; microsoft/mscclpp issue 672",
         ))  # fmt: skip
     return made
+
+
+def _architecture_edits(sm: int, cuda: tuple[int, int]) -> list[Edit]:
+    """For this GPU alone: the other lines go; its own stays where the file has one for this CUDA, else it takes compute_90's.
+
+    FA3's own flags carry 90a, and keep it in a build for SM90.
+    """
+    own = architecture_name(sm)
+    listed = {"90a": (12, 4), "100a": (12, 8), "103a": (13, 0), "120a": (12, 8)}
+    others = "|".join(x for x in ("80", "86", "87", "89", "90a", "100a", "101a", "103a", "110a", "120a", "121a") if x != own)
+    there = own in listed and cuda >= listed[own]
+    common = {"file": "sgl-kernel/CMakeLists.txt", "source": "sgl-kernel/CMakeLists.txt, SGL_KERNEL_CUDA_FLAGS"}
+    return [
+        Edit(
+            id="other-architectures", find=rf'^\s*"-gencode=arch=compute_(?:{others}),code=sm_\w+"$\n?', put="",
+            purpose="compile for this GPU alone: the published list has seven architectures, and no SM121 on x86-64", **common,
+        ),
+        Edit(
+            id="architecture", find=r'^(\s*)"-gencode=arch=compute_90,code=sm_90"$',
+            put=r"\1" if there else rf'\1"-gencode=arch=compute_{own},code=sm_{own}"',
+            purpose=f"sm_{own} " + ("is in the file for this CUDA; the plain SM90 goes" if there else "takes the plain SM90's place"), **common,
+        ),
+    ]  # fmt: skip
 
 
 def jobs_for(memory_gib: float, cores: int, threads: int = 1) -> int:
@@ -207,7 +220,7 @@ def missing_tools(python: str, which: Callable[[str], str | None] = shutil.which
     lacking = [f"{tool} ({why})" for tool, why in (
         ("git", "fetches the source"), ("cmake", "configures"), ("ninja", "builds"), ("g++", "host compiler"),
     ) if not which(tool)]  # fmt: skip
-    if not (which("nvcc") or Path("/usr/local/cuda/bin/nvcc").is_file()):
+    if not (which("nvcc") or which("/usr/local/cuda/bin/nvcc")):
         lacking.append("nvcc (CUDA's compiler)")
     code = "import torch; print(torch.version.cuda or '')"
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
