@@ -130,7 +130,8 @@ def _architecture_edits(sm: int, cuda: tuple[int, int]) -> list[Edit]:
         Edit(
             id="architecture", find=r'^(\s*)"-gencode=arch=compute_90,code=sm_90"$',
             put=r"\1" if there else rf'\1"-gencode=arch=compute_{own},code=sm_{own}"',
-            purpose=f"sm_{own} " + ("is in the file for this CUDA; the plain SM90 goes" if there else "takes the plain SM90's place"), **common,
+            purpose=f"sm_{own} " + ("is in the file for this CUDA; the plain SM90 goes" if there else "takes the plain SM90's place"),
+            **common,
         ),
     ]  # fmt: skip
 

@@ -44,7 +44,8 @@ def site(tmp_path: Path) -> Path:
         "root/beside.py": "x = 1\n", "root/kernel.so": b"\x7fELF" + b"k" * 5000, "root/include/a.cuh": "// header\n",
         "root/extra/__init__.py": "#" * 300_000, "root/table.txt": big, "root/loaded.so": b"\x7fELF" + b"l" * 5000,
     }, ["needed", "old>=2", "optional; extra == 'all'"])  # fmt: skip
-    add(site, "needed", "1.0", {"needed.py": "import pathlib, sys\npathlib.Path(__file__).with_name('root').joinpath('loaded.so').read_bytes()\n" + big})
+    reads = "import pathlib\npathlib.Path(__file__).with_name('root').joinpath('loaded.so').read_bytes()\n"
+    add(site, "needed", "1.0", {"needed.py": reads + big})
     add(site, "optional", "1.0", {"optional.py": big})
     add(site, "old", "2.0", {"old.py": "v = 2\n"})
     add(site, "present", "1.0", {"present.py": "v = 1\n"})

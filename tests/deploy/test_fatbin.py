@@ -143,7 +143,9 @@ def test_sm100_only_code_is_named_so_on_an_h200() -> None:
     assert kernels.traps(found, 90)[0]["why"].startswith("SM100-only")
 
 
-@pytest.mark.parametrize(("text", "sm"), [("9.0", 90), ("12.1", 121), ("SM120", 120), ("sm_90a", 90), ("9", None), ("", None), (None, None)])
+@pytest.mark.parametrize(
+    ("text", "sm"), [("9.0", 90), ("12.1", 121), ("SM120", 120), ("sm_90a", 90), ("9", None), ("", None), (None, None)]
+)
 def test_how_an_architecture_may_be_written(text: str | None, sm: int | None) -> None:
     """9.0, SM90 and sm_90a are one; anything else is none."""
     assert kernels.sm_of(text) == sm

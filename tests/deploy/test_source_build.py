@@ -27,7 +27,13 @@ set(SGL_KERNEL_CUDA_FLAGS
     )
     set(SGL_KERNEL_ENABLE_FA3 ON)
 """
-FLASH = 'try:\n    from sgl_kernel import flash_ops\nexcept:\n    raise ImportError(\n        "Can not import FA3 in sgl_kernel. Please check."\n    )\n'
+FLASH = """try:
+    from sgl_kernel import flash_ops
+except:
+    raise ImportError(
+        "Can not import FA3 in sgl_kernel. Please check."
+    )
+"""
 
 
 def plan(sm: int = 121, cuda: str = "13.0", **more: object) -> sb.BuildPlan:
@@ -64,7 +70,9 @@ def test_the_patched_file_compiles_for_one_architecture_behind_guards() -> None:
     assert "set(SGL_KERNEL_ENABLE_FA3 OFF)" in text
 
 
-@pytest.mark.parametrize(("sm", "cuda", "own"), [(120, "13.0", "sm_120a"), (121, "13.0", "sm_121a"), (103, "12.9", "sm_103a"), (90, "12.8", "sm_90")])
+@pytest.mark.parametrize(
+    ("sm", "cuda", "own"), [(120, "13.0", "sm_120a"), (121, "13.0", "sm_121a"), (103, "12.9", "sm_103a"), (90, "12.8", "sm_90")]
+)
 def test_one_architecture_is_left_whichever_the_file_lists(sm: int, cuda: str, own: str) -> None:
     """120a has a line of its own; 121a and, before CUDA 13, 103a have none and take the plain SM90's place."""
     text = CMAKE
