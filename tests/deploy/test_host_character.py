@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -84,6 +85,7 @@ def test_a_probe_that_fails_gives_its_last_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="no GPU here")
 def test_a_real_gpu_is_measured(tmp_path: Path) -> None:
     """On a GPU host: a bandwidth inside the device above a TB/s, and the driver's words beside it."""
     hc.take_character(tmp_path, sys.executable)
