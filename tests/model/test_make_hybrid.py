@@ -68,9 +68,8 @@ def test_experts_are_stored_one_by_one() -> None:
 
 
 def server_python(code: str, **more: str) -> str:
-    done = subprocess.run(
-        [str(SERVER_PYTHON), "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **more}
-    )  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    done = subprocess.run([str(SERVER_PYTHON), "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
@@ -87,7 +86,8 @@ assert torch.equal(exact, grid), (exact - grid).abs().max()
 torch.manual_seed(0)
 x = torch.randn(64, 128)
 stored = mh.nvfp4(x)
-assert stored['weight'].shape == (64, 64) and stored['weight_scale'].shape == (64, 8) and stored['weight_scale'].dtype == torch.float8_e4m3fn
+assert stored['weight'].shape == (64, 64) and stored['weight_scale'].shape == (64, 8)
+assert stored['weight_scale'].dtype == torch.float8_e4m3fn
 off = (mh.from_nvfp4(stored) - x).abs().reshape(64, 8, 16)
 assert (off <= 0.19 * x.abs().reshape(64, 8, 16).amax(-1, keepdim=True)).all()
 assert torch.equal(mh.from_nvfp4(mh.nvfp4(torch.zeros(16, 16))), torch.zeros(16, 16))
