@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.deploy import host_probe
+from lib.errors import NotMeasured
 from lib.hosts import local
 from lib.results import NotebookRun, ServerHandle
 from lib.server.spec import resolve_python
@@ -120,7 +121,11 @@ def character_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
         run.skip("the host's character", "the server is attached: its host may be another one")
         return {"gpus": [], "gpus_reason": "attached server", "numa": [], "probe": {"devices": 0, "reason": "attached server"}}
     python = None if run.offline else str(resolve_python(server.params.python))
-    return dict(run.measure("character", None, take_character, python=python).json("character.json"))
+    try:
+        return dict(run.measure("character", None, take_character, python=python).json("character.json"))
+    except NotMeasured as error:  # a run of before this record existed
+        run.skip("the host's character", str(error))
+        return {"gpus": [], "gpus_reason": str(error), "numa": [], "probe": {"devices": 0, "reason": str(error)}}
 
 
 def gpu_rows(character: Mapping[str, Any]) -> list[dict[str, Any]]:

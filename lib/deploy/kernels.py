@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.deploy.fatbin import DeviceCode, NotElf, device_code, outlook, uneven
-from lib.errors import BadInput
+from lib.errors import BadInput, NotMeasured
 from lib.hosts import local
 from lib.records import Measured, Status, Verdict
 from lib.results import NotebookRun, ServerHandle
@@ -115,7 +115,11 @@ def kernels_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
         run.skip("the kernels of the server's environment", "the server is attached, not launched from an environment named here")
         return {"libraries": [], "reason": "attached server"}
     python = None if run.offline else str(resolve_python(server.params.python))
-    return dict(run.measure("kernels", None, take_kernels, python=python).json("kernels.json"))
+    try:
+        return dict(run.measure("kernels", None, take_kernels, python=python).json("kernels.json"))
+    except NotMeasured as error:  # a run of before this record existed
+        run.skip("the kernels of the server's environment", str(error))
+        return {"libraries": [], "reason": str(error)}
 
 
 def sm_of(compute_capability: str | None) -> int | None:
@@ -214,6 +218,8 @@ def verdict(run: NotebookRun, found: Mapping[str, Any], sm: int | None, where: s
         "limit": "no library without a kernel image",
     }
     needed = [x for x in found["libraries"] if stem(x["file"]) in ("common_ops", "libtorch_cuda") and "code" in x]
+    if found.get("reason"):
+        return Verdict(status=Status.INCONCLUSIVE, reason=found["reason"], **common)
     if sm is None:
         return Verdict(status=Status.INCONCLUSIVE, reason=where, **common)
     needed = [x for x in needed if chosen_variant(x["file"], sm)]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.deploy import kernels, releases, source_build
-from lib.errors import BadParams
+from lib.errors import BadParams, NotMeasured
 from lib.hosts import local
 from lib.params import BuildParams
 from lib.records import Measured, Status, Verdict
@@ -86,7 +86,11 @@ def checks_of(run: NotebookRun, server: ServerHandle, made: source_build.BuildPl
     if server.attached:
         return {"lacking": ["an environment named here (the server is attached)"], "checks": []}
     python = None if run.offline else str(resolve_python(server.params.python))
-    return dict(run.measure("source-checks", None, take_checks, python=python, made=made.model_dump()).json("checks.json"))
+    try:
+        return dict(run.measure("source-checks", None, take_checks, python=python, made=made.model_dump()).json("checks.json"))
+    except NotMeasured as error:  # a run of before this record existed
+        run.skip("the checks of a source build", str(error))
+        return {"lacking": [str(error)], "checks": []}
 
 
 def build(run: NotebookRun, server: ServerHandle, made: source_build.BuildPlan, checked: Mapping[str, Any]) -> list[dict[str, Any]]:
