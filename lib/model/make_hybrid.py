@@ -305,9 +305,10 @@ def nvfp4(matrix: Any) -> dict[str, Any]:
 
     rows, columns = matrix.shape
     values = matrix.float().reshape(rows, columns // BLOCK, BLOCK)
-    whole = values.abs().max() / (E2M1[-1] * E4M3_MAX)
+    smallest = torch.finfo(torch.float32).tiny  # a matrix or block of zeros stays zeros
+    whole = (values.abs().max() / (E2M1[-1] * E4M3_MAX)).clamp(min=smallest)
     block = (values.abs().amax(dim=-1) / E2M1[-1] / whole).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    step = (block.float() * whole).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    step = (block.float() * whole).clamp(min=smallest).unsqueeze(-1)
     table = torch.tensor(E2M1)
     code = (values.abs() / step).unsqueeze(-1).sub(table).abs().argmin(dim=-1)
     code = (code | ((values < 0).long() << 3)).reshape(rows, columns // 2, 2).to(torch.uint8)
