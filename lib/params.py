@@ -121,7 +121,12 @@ class NotebookParams(_Params):
 
 
 class BuildParams(NotebookParams):
-    """01: nothing of its own beyond the server."""
+    """01: which GPU the kernels are judged for, and whether sgl-kernel is built from source."""
+
+    compute_capability: str | None = Field(default=None, description="'9.0' or 'SM120'; None: the host's GPUs")
+    build_from_source: bool = Field(default=False, description="run the plan of a source build (an hour and more)")
+    source_ref: str | None = Field(default=None, description="tag or branch; None: v and the installed SGLang's version")
+    source_commit: str | None = Field(default=None, description="the commit that it must be")
 
 
 class Candidate(_Params):

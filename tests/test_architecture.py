@@ -16,7 +16,8 @@ PURE = [
     "server/same_answers", "server/spec_trace", "server/nextn_forms",
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/facts", "model/memory", "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
-    "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text", "report/provenance", "records", "errors",
+    "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint",
+    "report/tables", "report/state", "report/text", "report/provenance", "records", "errors",
 ]  # fmt: skip
 #: What reaches processes, sockets, HTTP, clocks or files.
 WORLD = {

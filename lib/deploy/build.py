@@ -34,7 +34,12 @@ CHECKED = ("sglang", "sgl-kernel", "sglang-kernel", "flashinfer-python", "torch"
 _SCRIPT = r"""
 import base64, hashlib, importlib.metadata as m, json, os, platform, sys
 checked = set(json.loads(sys.argv[1]))
-rows, seen = [], set()
+rows, seen, bundles = [], set(), {}
+def carried_by(d):
+    try:
+        return set(json.load(open(d.locate_file("bundle.json"), encoding="utf-8"))["files"])
+    except (OSError, ValueError, KeyError):
+        return None
 for d in m.distributions():
     name = d.metadata["Name"]
     if not name or name.lower() in seen:
@@ -44,7 +49,8 @@ for d in m.distributions():
     row = {"name": name, "version": d.version, "record_sha256": hashlib.sha256(record.encode()).hexdigest() if record else None,
            "direct_url": d.read_text("direct_url.json")}
     if name.lower().replace("_", "-") in checked and record:
-        changed, missing, large, same = [], [], [], 0
+        changed, missing, large, same, left = [], [], [], 0, 0
+        carried = bundles.setdefault(str(d.locate_file("")), carried_by(d))
         for f in d.files or []:
             if f.hash is None or not str(f).endswith((".py", ".json", ".txt", ".so", ".cu", ".cuh", ".h")):
                 continue
@@ -63,9 +69,12 @@ for d in m.distributions():
                 else:
                     same += 1
             except OSError:
-                missing.append(str(f))
+                if carried is not None and str(f) not in carried:
+                    left += 1
+                else:
+                    missing.append(str(f))
         row["files"] = {"same": same, "changed": changed[:50], "missing": missing[:50],
-                        "n_changed": len(changed), "n_missing": len(missing), "large": large}
+                        "n_changed": len(changed), "n_missing": len(missing), "large": large, "left_out": left}
     rows.append(row)
 torch = {}
 try:
@@ -153,7 +162,8 @@ def _origin(found: Mapping[str, Any] | None) -> str:
 def changed_files(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Checked distributions: files that equal their RECORD, differ, miss, or are too large to hash; and local builds.
 
-    A wheel built locally from patched source carries a RECORD that fits it: where it was installed from tells it apart.
+    A wheel built locally from patched source carries a RECORD that fits it: where it was installed from tells it apart. What
+    an offline bundle left out (its bundle.json lists what it carries) is counted apart: it is neither changed nor lost.
     """
     return [
         {
@@ -163,6 +173,7 @@ def changed_files(inventory: Mapping[str, Any]) -> list[dict[str, Any]]:
             "same": d["files"]["same"],
             "changed": d["files"]["n_changed"],
             "missing": d["files"]["n_missing"],
+            "left out by the bundle": d["files"].get("left_out", 0),
             "not hashed": len(d["files"]["large"]),
             "which": ", ".join((d["files"]["changed"] + d["files"]["missing"] + d["files"]["large"])[:5]),
         }
@@ -386,6 +397,7 @@ def _unmodified(run: NotebookRun, inventory: Mapping[str, Any]) -> Verdict:
     parts = [f"differing files: {changed}"] if changed else []
     parts += [f"not from a package index: {own}"] if own else []
     parts += [f"{skipped} files too large to hash"] if skipped else []
+    left = sum(row["left out by the bundle"] for row in checked)
     status = Status.FAIL if changed or own else Status.INCONCLUSIVE if skipped or not checked else Status.PASS
     total = sum(row["same"] for row in checked) + sum(changed.values())
     return Verdict(
@@ -394,7 +406,8 @@ def _unmodified(run: NotebookRun, inventory: Mapping[str, Any]) -> Verdict:
         status=status,
         rule="lib.deploy.build",
         limit="0 files, 0 local builds",
-        reason="; ".join(parts) or f"equal: {names or 'nothing was checked'}",
+        reason=("; ".join(parts) or f"equal: {names or 'nothing was checked'}")
+        + (f"; {left} files were left out by the offline bundle" if left else ""),
         measured=Measured(value=sum(changed.values()), unit="files", n=total, reason="counted"),
         evidence=[
             run.evidence(run.raw / "inventory" / "inventory.json", note=f"manifest {manifest_sha256(inventory)[:12]}")

@@ -5,6 +5,8 @@
 Standard library only: the host may have nothing of this project. Run it with the Python that will run the server.
 """
 
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
@@ -13,11 +15,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
+from typing import Any
 
 SCHEMA = 1
 
 
-def gpus():
+def gpus() -> tuple[list[dict[str, str]], str | None]:
     """Name, compute capability, memory (MiB) and driver of every GPU as nvidia-smi says; or why there is none."""
     program = shutil.which("nvidia-smi")
     if not program:
@@ -26,12 +30,12 @@ def gpus():
     try:
         out = subprocess.run(
             [program, "--query-gpu=" + query, "--format=csv,noheader,nounits"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True, timeout=60,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
-        return [], "nvidia-smi: %s" % error
+        return [], f"nvidia-smi: {error}"
     if out.returncode:
-        return [], "nvidia-smi: %s" % out.stdout.strip()[:300]
+        return [], f"nvidia-smi: {out.stdout.strip()[:300]}"
     rows = [[word.strip() for word in line.split(",")] for line in out.stdout.splitlines() if line.strip()]
     return [
         {"name": r[0], "compute_capability": r[1], "memory_total_mib": r[2], "driver_version": r[3]}
@@ -40,20 +44,20 @@ def gpus():
     ], None
 
 
-def toolkit():
+def toolkit() -> str | None:
     """The version that nvcc states; None where there is none."""
     nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
     try:
-        out = subprocess.run([nvcc, "--version"], stdout=subprocess.PIPE, universal_newlines=True, timeout=60)
+        out = subprocess.run([nvcc, "--version"], stdout=subprocess.PIPE, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
     words = [line for line in out.stdout.splitlines() if "release" in line]
     return words[0].split("release")[1].split(",")[0].strip() if words else None
 
 
-def packages():
+def packages() -> dict[str, str]:
     """Version of every installed distribution, by normalised name."""
-    found = {}
+    found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = distribution.metadata["Name"]
         if name:
@@ -61,7 +65,7 @@ def packages():
     return dict(sorted(found.items()))
 
 
-def describe():
+def describe() -> dict[str, Any]:
     """All that decides what must be carried to this machine."""
     rows, why = gpus()
     return {
@@ -81,12 +85,11 @@ def describe():
     }
 
 
-def main(arguments):
+def main(arguments: list[str]) -> int:
     """Writes the description to the named file, or prints it."""
     text = json.dumps(describe(), indent=1) + "\n"
     if arguments:
-        with open(arguments[0], "w", encoding="utf-8") as file:
-            file.write(text)
+        Path(arguments[0]).write_text(text, encoding="utf-8")
     else:
         sys.stdout.write(text)
     return 0

@@ -4,7 +4,7 @@ nvcc puts device code into the ELF sections `.nv_fatbin` and `__nv_relfatbin`: c
 0xBA55ED50, version 1, header size, size of what follows), each with entries one after the other: kind (1 PTX, 2 machine
 code), header size, payload size and the architecture's number at byte 28; bit 20 of the flags at byte 40 says
 "architecture-specific" (the 'a' of sm_90a). Checked against cuobjdump 13 and nvcc's own -gencode list on sglang-kernel
-0.4.5's shared objects (tests/data/fatbin). Bytes in, records out.
+0.4.5's shared objects (tests/deploy/test_fatbin.py). Bytes in, records out.
 
 Rules of what runs where: machine code for X.Y runs on X.Z with Z >= Y; architecture-specific code on exactly X.Y; PTX
 is compiled by the driver for X.Y and everything newer, architecture-specific PTX for X.Y alone.
@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from mmap import mmap
 
 from lib.records import Record
+
+Buffer = bytes | mmap
 
 MAGIC = struct.pack("<I", 0xBA55ED50)
 SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
@@ -48,7 +51,7 @@ class NotElf(ValueError):
     """The bytes are not a 64-bit little-endian ELF file, or end too early."""
 
 
-def sections(data: Sequence[int] | bytes) -> Iterator[tuple[bytes, int, int]]:
+def sections(data: Buffer) -> Iterator[tuple[bytes, int, int]]:
     """Name, offset and size of every section of an ELF file.
 
     Raises:
@@ -72,7 +75,7 @@ def sections(data: Sequence[int] | bytes) -> Iterator[tuple[bytes, int, int]]:
             yield name, offset, min(size, max(0, len(data) - offset))
 
 
-def entries(data: Sequence[int] | bytes, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+def entries(data: Buffer, begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
     """Kind, architecture and 'architecture-specific' of every entry of the containers in `data[begin:end]`."""
     at = begin
     while at + 16 <= end:
@@ -94,7 +97,7 @@ def entries(data: Sequence[int] | bytes, begin: int, end: int) -> Iterator[tuple
         at = stop
 
 
-def device_code(data: Sequence[int] | bytes) -> list[DeviceCode]:
+def device_code(data: Buffer) -> list[DeviceCode]:
     """All device code of a shared object, by architecture; empty for one that has none.
 
     Raises:

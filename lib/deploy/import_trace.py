@@ -12,25 +12,30 @@ Standard library only: it runs under the Python that is traced, before anything 
 sitecustomize, it does nothing. Reads: `read_trace`.
 """
 
+# ruff: noqa: PTH118, PTH208
+# pathlib is not imported here: what is imported before the hook is not seen.
+from __future__ import annotations
+
 import atexit
 import os
 import sys
 
 
-def start(folder, prefixes):
+def start(folder: str, prefixes: tuple[str, ...]) -> None:
     """Installs the hook for this process; paths outside `prefixes` are not told."""
-    told, events = set(), [0]
-    handle = os.open(os.path.join(folder, "%d.txt" % os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    told: set[str] = set()
+    events = [0]
+    handle = os.open(os.path.join(folder, f"{os.getpid()}.txt"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     state = {"pid": os.getpid(), "handle": handle}
 
-    def tell(path):
+    def tell(path: str) -> None:
         told.add(path)
         if state["pid"] != os.getpid():  # forked: what its parent told was told
             state["pid"] = os.getpid()
             state["handle"] = os.dup(state["handle"])
         os.write(state["handle"], (path + "\n").encode("utf-8", "surrogateescape"))
 
-    def tell_maps():
+    def tell_maps() -> None:
         try:
             with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
                 paths = {line.rstrip("\n").split(None, 5)[5] for line in file if "/" in line}
@@ -40,7 +45,7 @@ def start(folder, prefixes):
             if path not in told and path.startswith(prefixes):
                 tell(path)
 
-    def hook(event, args):
+    def hook(event: str, args: tuple) -> None:
         if event in ("open", "import"):
             events[0] += 1
             if events[0] % 500 == 0:
@@ -63,22 +68,22 @@ def start(folder, prefixes):
     atexit.register(tell_maps)
 
 
-def pretend_gpu(words):
+def pretend_gpu(words: str) -> None:
     """Lets torch, once it is imported, say that the host's GPUs are here."""
-    import importlib.abc
     import importlib.machinery
 
     name, major, minor, number = words.split(",")
 
-    class Patch(importlib.abc.MetaPathFinder):
-        def find_spec(self, fullname, path=None, target=None):
+    class Patch:
+        def find_spec(self, fullname: str, path: object = None, target: object = None) -> object:
             if fullname != "torch.cuda":
                 return None
-            sys.meta_path.remove(self)
-            spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-            execute = spec.loader.exec_module
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            spec: object = importlib.machinery.PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
+            loader = getattr(spec, "loader")  # noqa: B009 -- torch.cuda has a spec and a loader, or nothing goes on
+            execute = loader.exec_module
 
-            def exec_module(module):
+            def exec_module(module: object) -> None:
                 execute(module)
                 properties = type("Properties", (), {
                     "name": name, "major": int(major), "minor": int(minor), "total_memory": 140 << 30, "gcnArchName": "",
@@ -86,23 +91,26 @@ def pretend_gpu(words):
                     "shared_memory_per_block_optin": 227 << 10, "shared_memory_per_multiprocessor": 228 << 10,
                     "regs_per_multiprocessor": 65536, "max_threads_per_multi_processor": 2048,
                 })()  # fmt: skip
-                module.is_available = lambda: True
-                module.device_count = lambda: int(number)
-                module.current_device = lambda: 0
-                module.get_device_capability = lambda device=None: (int(major), int(minor))
-                module.get_device_name = lambda device=None: name
-                module.get_device_properties = lambda device=None: properties
-                module.mem_get_info = lambda device=None: (130 << 30, 140 << 30)
+                changes: dict[str, object] = {}
+                changes["is_available"] = lambda: True
+                changes["device_count"] = lambda: int(number)
+                changes["current_device"] = lambda: 0
+                changes["get_device_capability"] = lambda device=None: (int(major), int(minor))
+                changes["get_device_name"] = lambda device=None: name
+                changes["get_device_properties"] = lambda device=None: properties
+                changes["mem_get_info"] = lambda device=None: (130 << 30, 140 << 30)
+                for what, value in changes.items():
+                    setattr(module, what, value)
 
-            spec.loader.exec_module = exec_module
+            loader.exec_module = exec_module
             return spec
 
-    sys.meta_path.insert(0, Patch())
+    sys.meta_path.insert(0, Patch())  # type: ignore[arg-type]
 
 
-def read_trace(folder):
+def read_trace(folder: str) -> list[str]:
     """Every path that the processes of a trace told, sorted."""
-    found = set()
+    found: set[str] = set()
     for name in os.listdir(folder):
         if name.endswith(".txt"):
             with open(os.path.join(folder, name), encoding="utf-8", errors="surrogateescape") as file:

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from lib.deploy.fatbin import DeviceCode, NotElf, device_code, outlook, uneven
-from lib.errors import BadInput
+from lib.errors import BadInput, NotMeasured
 from lib.hosts import local
 from lib.records import Measured, Status, Verdict
 from lib.results import NotebookRun, ServerHandle
 from lib.server.spec import resolve_python
 
 #: Distributions whose device code a server runs; others (jax, cupy) may lie in the same environment.
-SERVING = re.compile(r"^(sglang|sgl[-_]|torch|flashinfer|flash[-_]attn|triton|vllm|apache[-_]tvm|xgrammar|tilelang|quack|humming|tokenspeed)", re.I)
+SERVING = re.compile(
+    r"^(sglang|sgl[-_]|torch|flashinfer|flash[-_]attn|triton|vllm|apache[-_]tvm|xgrammar|tilelang|quack|humming|tokenspeed)", re.I
+)
 #: What a library is needed for, and what SGLang does without it. Source: SGLang 0.5.16's imports, read.
 ROLES = {
     "common_ops": ("all of sglang-kernel: norms, activations, rope, MoE, sampling", "the server does not start"),
@@ -98,7 +100,7 @@ def take_kernels(folder: Path, python: str) -> None:
             continue
         if not code:
             continue
-        if os.path.getsize(path) < 200 << 20:
+        if Path(path).stat().st_size < 200 << 20:
             checked = by_cuobjdump(Path(path))
         mine = {f"sm_{c.sm}" for c in code if c.kind == "sass"}
         agrees = None if not checked else checked == mine
@@ -113,7 +115,11 @@ def kernels_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
         run.skip("the kernels of the server's environment", "the server is attached, not launched from an environment named here")
         return {"libraries": [], "reason": "attached server"}
     python = None if run.offline else str(resolve_python(server.params.python))
-    return dict(run.measure("kernels", None, take_kernels, python=python).json("kernels.json"))
+    try:
+        return dict(run.measure("kernels", None, take_kernels, python=python).json("kernels.json"))
+    except NotMeasured as error:  # a run of before this record existed
+        run.skip("the kernels of the server's environment", str(error))
+        return {"libraries": [], "reason": str(error)}
 
 
 def sm_of(compute_capability: str | None) -> int | None:
@@ -212,6 +218,8 @@ def verdict(run: NotebookRun, found: Mapping[str, Any], sm: int | None, where: s
         "limit": "no library without a kernel image",
     }
     needed = [x for x in found["libraries"] if stem(x["file"]) in ("common_ops", "libtorch_cuda") and "code" in x]
+    if found.get("reason"):
+        return Verdict(status=Status.INCONCLUSIVE, reason=found["reason"], **common)
     if sm is None:
         return Verdict(status=Status.INCONCLUSIVE, reason=where, **common)
     needed = [x for x in needed if chosen_variant(x["file"], sm)]

@@ -97,19 +97,20 @@ def mtp_tensors(sizes: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes | {f"mtp.layers.0.{name}.weight": shape for name, shape in layer.items()}
 
 
-def config_of(tokenizer: Any) -> Any:
+def config_of(tokenizer: Any, sizes: dict[str, Any] = HYBRID) -> Any:
     """The configuration, with the tokenizer's ids in it."""
     from transformers import Qwen3_5MoeConfig  # type: ignore[import-not-found, unused-ignore]
 
     ids = dict(zip(VISION_TOKENS, tokenizer.convert_tokens_to_ids(VISION_TOKENS), strict=True))
-    text = {key: value for key, value in HYBRID.items() if key != "seed"}
+    text = {key: value for key, value in sizes.items() if key != "seed"}
     text |= {
-        "layer_types": layer_types(HYBRID), "rope_parameters": ROPE, "mtp_num_hidden_layers": 1, "attn_output_gate": True,
+        "layer_types": layer_types(sizes), "rope_parameters": ROPE, "mtp_num_hidden_layers": 1, "attn_output_gate": True,
         "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "dtype": "bfloat16",
         "mamba_ssm_dtype": "float32", "tie_word_embeddings": False,
     }  # fmt: skip
     return Qwen3_5MoeConfig(
-        text_config=text, vision_config=VISION, image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
+        text_config=text, vision_config={**VISION, "out_hidden_size": sizes["hidden_size"]},
+        image_token_id=ids["<|image_pad|>"], video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"], vision_end_token_id=ids["<|vision_end|>"], tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, dtype="bfloat16",
     )  # fmt: skip
@@ -304,9 +305,10 @@ def nvfp4(matrix: Any) -> dict[str, Any]:
 
     rows, columns = matrix.shape
     values = matrix.float().reshape(rows, columns // BLOCK, BLOCK)
-    whole = values.abs().max() / (E2M1[-1] * E4M3_MAX)
+    smallest = torch.finfo(torch.float32).tiny  # a matrix or block of zeros stays zeros
+    whole = (values.abs().max() / (E2M1[-1] * E4M3_MAX)).clamp(min=smallest)
     block = (values.abs().amax(dim=-1) / E2M1[-1] / whole).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
-    step = (block.float() * whole).clamp(min=torch.finfo(torch.float32).tiny).unsqueeze(-1)
+    step = (block.float() * whole).clamp(min=smallest).unsqueeze(-1)
     table = torch.tensor(E2M1)
     code = (values.abs() / step).unsqueeze(-1).sub(table).abs().argmin(dim=-1)
     code = (code | ((values < 0).long() << 3)).reshape(rows, columns // 2, 2).to(torch.uint8)

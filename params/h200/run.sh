@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The notebooks on the GPU host, in one go: install the bundle (<= 20 s), make the models, check the imports, run, pack what
 # comes back. In the repository's root:   bash params/h200/run.sh [--only 01,03] [--bundle FOLDER] [--models NAME,NAME]
-# Into $OUT: run.tar.xz (the run's folder), host.json, jit.tar.xz (compiled kernels, to travel in the bundle's folder next time).
+# Into $OUT: run.tar.xz.N (the run's folder, in pieces of 15 MB), host.json, jit.tar.xz (compiled kernels, to travel in the bundle's folder next time).
 set -u
 OUT=${OUT:-/tmp/run}; mkdir -p "$OUT"
 bundle=.bundle; only=""; profile=h200; models=tiny-qwen3.5-moe,tiny-qwen3.5-moe-fp8kv,tiny-qwen3.5-moe-fp8kv-scaled,tiny-qwen3.5-moe-nvfp4
@@ -26,7 +26,7 @@ export WORKBOOK_OUTPUTS=/tmp/workbook-outputs
 # shellcheck disable=SC2086
 workbook run --profile "$profile" $only; code=$?
 say "workbook run: rc $code"
-tar -C /tmp/workbook-outputs -cJf "$OUT/run.tar.xz" .
+tar -C /tmp/workbook-outputs -cJf - . | split -b 15M -d -a 1 - "$OUT/run.tar.xz."  # cat run.tar.xz.* | tar -xJ
 tar -C /tmp/workbook-jit -cJf "$OUT/jit.tar.xz" . 2>/dev/null
 ls -l "$OUT"; say "packed"
 exit $code

@@ -11,17 +11,17 @@ mkdir -p /tmp/hook /tmp/trace; cp lib/deploy/import_trace.py /tmp/hook/sitecusto
 export WORKBOOK_IMPORT_TRACE=/tmp/trace WORKBOOK_IMPORT_PREFIXES="$SITE:$(python3 -c 'import sys; print(sys.prefix)')"
 export PYTHONPATH="/tmp/hook:$PYTHONPATH"
 # the models and the survey of imports run beside each other: about 25 s
-python3 lib/model/make_models.py tiny-qwen3.5-moe > "$OUT/models.txt" 2>&1 & models=$!
+python3 lib/model/make_models.py tiny-qwen3.5-moe > /tmp/models.txt 2>&1 & models=$!
 python3 lib/deploy/missing_imports.py sglang.srt.entrypoints.http_server sglang.srt.managers.scheduler sglang.srt.models.qwen3_5 \
   sglang.srt.models.qwen3_5_mtp sglang.srt.speculative.eagle_worker_v2 sglang.benchmark.serving sgl_kernel deep_gemm xgrammar \
-  papermill nbconvert ipykernel nbformat ipywidgets lib.runner lib.report.html > "$OUT/missing.json" 2> "$OUT/missing.err" & survey=$!
-python3 -m lib.cli --help > "$OUT/cli.txt" 2>&1; say "workbook --help: rc $?"
-wait $models; say "models: rc $?"; cat "$OUT/models.txt"
+  papermill nbconvert ipykernel nbformat ipywidgets lib.runner lib.report.html > "$OUT/missing.json" 2> /tmp/missing.err & survey=$!
+python3 -m lib.cli --help > /tmp/cli.txt 2>&1; say "workbook --help: rc $?"
+wait $models; say "models: rc $?"; cat /tmp/models.txt
 MODEL=$WORKBOOK_CACHE/models/tiny-qwen3.5-moe
 setsid python3 -m sglang.launch_server --model-path "$MODEL" --host 127.0.0.1 --port 30000 --attention-backend triton \
   --sampling-backend pytorch --grammar-backend none --mm-attention-backend triton_attn --enable-metrics --mem-fraction-static 0.3 \
   --cuda-graph-max-bs-decode 8 --disable-prefill-cuda-graph ${SMOKE_FLAGS:-} > "$OUT/server.log" 2>&1 & server=$!
-wait $survey; say "survey of imports: rc $?"
+wait $survey; code=$?; say "survey of imports: rc $code"; [ $code = 0 ] || tail -20 /tmp/missing.err
 python3 - "$OUT/missing.json" <<'P'
 import json, sys
 try:

@@ -1,0 +1,168 @@
+"""The plan to build sgl-kernel: patches with their purpose, jobs by memory, checks; and its execution with a stand-in compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lib.deploy import source_build as sb
+from lib.errors import BadInput, WorkbookError
+
+#: The lines of sgl-kernel/CMakeLists.txt and flash_attn.py that the patches look for, in their order (Apache-2.0).
+CMAKE = """cmake_minimum_required(VERSION 3.26 FATAL_ERROR)
+cmake_policy(SET CMP0169 OLD)
+cmake_policy(SET CMP0177 NEW)
+find_package(CUDAToolkit REQUIRED)
+set(SGL_KERNEL_CUDA_FLAGS
+    "-gencode=arch=compute_90,code=sm_90"
+    "-std=c++17"
+)
+    list(APPEND SGL_KERNEL_CUDA_FLAGS
+        "-gencode=arch=compute_80,code=sm_80"
+        "-gencode=arch=compute_120a,code=sm_120a"
+    )
+    set(SGL_KERNEL_ENABLE_FA3 ON)
+"""
+FLASH = """try:
+    from sgl_kernel import flash_ops
+except:
+    raise ImportError(
+        "Can not import FA3 in sgl_kernel. Please check."
+    )
+"""
+
+
+def plan(sm: int = 121, cuda: str = "13.0", **more: object) -> sb.BuildPlan:
+    return sb.make_plan(sm, cuda, memory_gib=128, cores=16, ref="v0.5.16", python=sys.executable, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("memory", "cores", "jobs"), [(128, 16, 16), (24, 2, 2), (24, 64, 3), (4, 8, 1)])
+def test_jobs_are_sized_to_memory(memory: float, cores: int, jobs: int) -> None:
+    """8 GiB a compiler, never more than cores, never fewer than one."""
+    assert sb.jobs_for(memory, cores) == jobs
+
+
+def test_the_origins_three_patches_and_the_architecture_each_have_a_purpose_and_a_source() -> None:
+    """SM121 with CUDA 13: policy guards, cccl include, FA3 off with its fallback, architectures."""
+    edits = {e.id: e for e in plan().edits}
+    assert {"policy-guards", "cccl-include", "fa3-off", "fa3-fallback", "architecture"} <= set(edits)
+    assert all(e.purpose and e.source for e in edits.values())
+
+
+def test_a_patch_that_is_not_needed_is_not_made() -> None:
+    """CUDA 12.8 has its headers where compilers look; an H200 keeps FA3."""
+    assert {e.id for e in plan(90, "12.8").edits} == {"policy-guards", "architecture", "other-architectures"}
+
+
+def test_the_patched_file_compiles_for_one_architecture_behind_guards() -> None:
+    """After the patches: sm_121a alone, each policy behind if(POLICY), the cccl folder for the host compiler, no FA3."""
+    text = CMAKE
+    for edit in plan().edits:
+        if edit.file.endswith("CMakeLists.txt"):
+            text = sb.edited(text, edit)
+    assert text.count("-gencode") == 1 and "compute_121a,code=sm_121a" in text
+    assert "if(POLICY CMP0177)\n  cmake_policy(SET CMP0177 NEW)\nendif()" in text
+    assert "include_directories(SYSTEM ${CUDAToolkit_INCLUDE_DIRS}/cccl)" in text
+    assert "set(SGL_KERNEL_ENABLE_FA3 OFF)" in text
+
+
+@pytest.mark.parametrize(
+    ("sm", "cuda", "own"), [(120, "13.0", "sm_120a"), (121, "13.0", "sm_121a"), (103, "12.9", "sm_103a"), (90, "12.8", "sm_90")]
+)
+def test_one_architecture_is_left_whichever_the_file_lists(sm: int, cuda: str, own: str) -> None:
+    """120a has a line of its own; 121a and, before CUDA 13, 103a have none and take the plain SM90's place."""
+    text = CMAKE
+    for edit in plan(sm, cuda).edits:
+        if edit.file.endswith("CMakeLists.txt"):
+            text = sb.edited(text, edit)
+    # the excerpt has no 90a line, which the whole file has twice (kernels, FA3)
+    assert [line.strip() for line in text.splitlines() if "-gencode" in line] == (
+        [] if sm == 90 else [f'"-gencode=arch=compute_{own[3:]},code={own}"']
+    )
+
+
+def test_a_patch_that_does_not_apply_stops_the_build() -> None:
+    """Another source than the plan's is refused, by the patch's name."""
+    with pytest.raises(BadInput, match="policy-guards"):
+        sb.edited("project(x)", plan().edits[0])
+
+
+@pytest.mark.parametrize(("sm", "cuda"), [(120, "12.4"), (100, "12.6"), (121, "12.8"), (77, "13.0"), (90, "thirteen")])
+def test_what_a_toolkit_cannot_compile_is_refused_before_it_is_tried(sm: int, cuda: str) -> None:
+    """SM120 needs CUDA 12.8, SM121 12.9; an unknown architecture or version is none."""
+    with pytest.raises(BadInput):
+        plan(sm, cuda)
+
+
+def test_a_machine_without_cuda_says_why_it_cannot_compile() -> None:
+    """The tools are checked; the compile is unsupported here, with all reasons."""
+    lacking = sb.missing_tools(sys.executable, which=lambda name: None)
+    rows = {r["check"]: r for r in sb.checks(plan(), sys.executable, 100.0, lacking, "cmake version 3.28.3")}
+    assert rows["tools"]["outcome"] == "unsupported here" and "nvcc" in rows["tools"]["detail"]
+    assert "CMP0169, CMP0177" in rows["CMake policies"]["detail"] and rows["disk"]["outcome"] == "fine"
+
+
+@pytest.fixture
+def upstream(tmp_path: Path) -> tuple[Path, str]:
+    """A repository with the two files that the patches change; its folder and commit."""
+    folder = tmp_path / "upstream"
+    (folder / "sgl-kernel" / "python" / "sgl_kernel").mkdir(parents=True)
+    (folder / "sgl-kernel" / "CMakeLists.txt").write_text(CMAKE)
+    (folder / "sgl-kernel" / "python" / "sgl_kernel" / "flash_attn.py").write_text(FLASH)
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@localhost", "-C", str(folder)]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    done = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    return folder, done.stdout.strip()
+
+
+def with_stand_in(upstream: Path, compile_code: str, commit: str) -> sb.BuildPlan:
+    """The plan with a local repository and Python in the compiler's place."""
+    made = plan(commit=commit)
+    steps = []
+    for step in made.steps:
+        argv = [str(upstream) if word == sb.REPOSITORY else word for word in step.argv]
+        steps.append(step.model_copy(update={"argv": [sys.executable, "-c", compile_code] if step.id == "compile" else argv}))
+    return made.model_copy(update={"steps": steps})
+
+
+GOOD = "import pathlib; print('[1/2] a'); d = pathlib.Path('../dist'); d.mkdir(exist_ok=True); (d / 'k.whl').write_text('wheel')"
+
+
+def test_the_plan_runs_and_hashes_its_products_and_a_second_call_does_nothing(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    """Fetched, patched, compiled, hashed; every step of the second call was done earlier."""
+    made = with_stand_in(upstream[0], GOOD, upstream[1])
+    said: list[str] = []
+    state = sb.run_plan(made, tmp_path / "build", sys.executable, said.append)
+    assert state["commit"] == upstream[1]
+    assert state["products"][0]["sha256"] == hashlib.sha256(b"wheel").hexdigest()
+    assert "flash_ops = None" in (tmp_path / "build/source/sgl-kernel/python/sgl_kernel/flash_attn.py").read_text()
+    assert "compile: 1 of 2" in said
+    again: list[str] = []
+    sb.run_plan(made, tmp_path / "build", sys.executable, again.append)
+    assert len(again) == len(made.steps) and all("done earlier" in line for line in again)
+
+
+def test_a_failed_compile_goes_on_where_it_stopped(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    """The log's last line is in the message; after the cause is gone only the compile runs again."""
+    flag = tmp_path / "fixed"
+    code = f"import pathlib, sys\nif not pathlib.Path({str(flag)!r}).exists(): sys.exit('ptxas died')\n{GOOD}"
+    made = with_stand_in(upstream[0], code, upstream[1])
+    with pytest.raises(WorkbookError, match="ptxas died"):
+        sb.run_plan(made, tmp_path / "build", sys.executable)
+    flag.write_text("")
+    said: list[str] = []
+    sb.run_plan(made, tmp_path / "build", sys.executable, said.append)
+    assert [line for line in said if "done earlier" not in line][0].startswith("compile")
+
+
+def test_another_commit_than_the_pinned_one_is_refused(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    """A mirror that serves other bytes under the same name does not pass."""
+    made = with_stand_in(upstream[0], GOOD, upstream[1])
+    steps = [s.model_copy(update={"argv": [*s.argv[:-1], "HEAD"]}) if s.id == "fetch" else s for s in made.steps]
+    with pytest.raises(WorkbookError, match="the mirror serves another one"):
+        sb.run_plan(made.model_copy(update={"commit": "0" * 40, "steps": steps}), tmp_path / "build", sys.executable)
