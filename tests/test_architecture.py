@@ -12,6 +12,7 @@ from lib.params import ROOT
 #: Rooms that take text, numbers and records, and give records back.
 PURE = [
     "server/flags", "server/log", "server/log_records", "server/lines", "server/failures", "server/progress", "server/redact",
+    "server/grid", "server/outcomes", "server/known_findings",
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/facts", "model/memory", "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
     "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text", "report/provenance", "records", "errors",
