@@ -93,6 +93,8 @@ class Candidate(_Params):
     python: str | None = Field(default=None, description="interpreter of another SGLang; None: the profile's")
     model: str | None = Field(default=None, description="another checkpoint with the same tokenizer; None: the profile's")
     ready_timeout_s: float | None = Field(default=None, gt=0)
+    quiet_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
+    compile_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
 
     @field_validator("id")
     @classmethod

@@ -35,6 +35,8 @@ class Planned(Record):
     python: str | None = None
     model: str | None = None
     ready_timeout_s: float | None = None
+    quiet_timeout_s: float | None = None
+    compile_timeout_s: float | None = None
     linked: list[str] = []
 
     @property

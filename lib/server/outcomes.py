@@ -470,7 +470,7 @@ def _failing(trials: Sequence[Candidate]) -> list[str]:
         "client_bound": "if its speed were measured by a client that keeps up",
     }
     return [
-        f"{t.id} ({t.outcome.replace('_', ' ')}), {words.get(t.outcome, 'if its cause were gone')}"
+        f"{t.id} ({t.outcome.replace('_', ' ')}), {words.get(t.outcome) or f'if this were gone: {t.reason[:200]}'}"
         for t in trials
         if t.outcome != "works"
     ]

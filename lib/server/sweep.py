@@ -130,9 +130,14 @@ def handle_of(run: NotebookRun, trial: Planned, gpus: Sequence[str] = ()) -> Ser
         python=trial.python,
         model=trial.model,
     )
-    handle.watch = watching.Watch(params.quiet_timeout_s, params.compile_timeout_s)
+    handle.watch = watching.Watch(*_deadlines(params, trial))
     handle.beside = bool(gpus)
     return handle
+
+
+def _deadlines(params: SweepParams, trial: Planned) -> tuple[float, float]:
+    """Seconds of silence at rest and while compiling after which waiting for a trial ends."""
+    return trial.quiet_timeout_s or params.quiet_timeout_s, trial.compile_timeout_s or params.compile_timeout_s
 
 
 def _cache_environment(folder: str | None) -> dict[str, str]:
@@ -345,7 +350,7 @@ def _run_all(run: NotebookRun, params: SweepParams, todo: Sequence[Planned]) -> 
     try:
         for group in groups:
             left = grid.seconds_left(took, len(todo) - finished)
-            run.saying = f"trial {finished + 1}/{len(todo)}" + (f", about {left / 60:.0f} min left: " if left else ": ")
+            run.saying = f"trial {finished + 1}/{len(todo)}{_left(left)}: "
             began = time.monotonic()
             _run_group(run, params, [(by_id[name], given) for name, given in group.items()])
             took += [(time.monotonic() - began) / len(group)] * len(group)
@@ -354,6 +359,12 @@ def _run_all(run: NotebookRun, params: SweepParams, todo: Sequence[Planned]) -> 
     finally:
         run.saying = ""
         bar.close()
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f", about {seconds / 60:.0f} min left" if seconds >= 120 else f", about {seconds:.0f} s left"
 
 
 def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Planned, list[str]]]) -> None:
@@ -549,7 +560,7 @@ def _facts(
     }
     if not ready:
         if launch.state == "not_ready":
-            values["stall"] = watching.read_stall(folder, params.quiet_timeout_s, params.compile_timeout_s)
+            values["stall"] = watching.read_stall(folder, *_deadlines(params, trial))
         else:
             values["failure"] = read_failure(folder, launch.exit_code)
         return Facts(**values)
@@ -599,9 +610,10 @@ def _broken(run: NotebookRun, trial: Planned) -> dict[str, Any]:
         if taken.stamp.invalid:
             return {"invalid": f"{name}: {taken.stamp.invalid}"}
         if error.startswith("ServerDied"):
-            return {"died": f"{_doing(name)}, {error.removeprefix('ServerDied: ')}"}
+            return {"died": f"{_doing(name)}, {error.removeprefix('ServerDied: ').replace('exit code None', 'no exit code')}"}
         if "Timeout" in error:
-            return {"silent": f"{_doing(name)}, {error.removeprefix('ServerError: ')}"}
+            limit = f"{_params(run).answer_timeout_s:g} s"
+            return {"silent": f"{_doing(name)}, no answer within {limit} ({_in_words(error)}); the process is alive"}
         return {"failed": f"{_doing(name)}, {error}"}
     documents = run.raw / "documents" / "stamp.json"
     if _taken(run, trial, "scores") is None and documents.exists():
@@ -609,6 +621,12 @@ def _broken(run: NotebookRun, trial: Planned) -> dict[str, Any]:
         if stamp.error:
             return {"failed": f"asked for token ids, {stamp.error}"}
     return {}
+
+
+def _in_words(error: str) -> str:
+    """What is worth keeping of a failed request's message."""
+    found = error.partition("found: ")[2] or error.removeprefix("ServerError: ")
+    return found.partition("; do: ")[0].rstrip(".")[:200]
 
 
 def _doing(name: str) -> str:
@@ -630,7 +648,8 @@ def _answer(run: NotebookRun, trial: Planned, expect: str | None) -> Answer | No
 def _garbage(answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun) -> str | None:
     """What shows garbage in the answers of a trial that was asked alone."""
     if answer is not None and answer.correct is False:
-        return f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}"
+        sign = f"; {answer.degenerate}" if answer.degenerate else ""
+        return f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}{sign}"
     if answer is not None and answer.degenerate:
         same = its is not None and its.text == answer.text and trial.id != _params(run).reference
         if not same:
