@@ -36,7 +36,8 @@ KNOWN: tuple[Known, ...] = (
     ),
     Known(
         "origin-trtllm", {"moe_runner_backend": "flashinfer_trtllm"}, _ORIGIN_HARDWARE, _ORIGIN_VERSIONS, "crashes",
-        "its kernels are built for SM100", "the phase and the line: no line of that crash was kept", _ORIGIN,
+        "it crashed (its kernels are built for SM100, says SGLang's source)",
+        "the phase and the line: no line of that crash was kept", _ORIGIN,
     ),
     Known(
         "origin-cutedsl", {"moe_runner_backend": "flashinfer_cutedsl"}, _ORIGIN_HARDWARE, _ORIGIN_VERSIONS, "garbage",

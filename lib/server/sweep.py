@@ -56,6 +56,7 @@ KERNEL_CACHES = (
     ("TORCHINDUCTOR_CACHE_DIR", "inductor", ".cache/torchinductor"),
     ("SGLANG_DG_CACHE_DIR", "deep_gemm", ".cache/deep_gemm"),
     ("TVM_FFI_CACHE_DIR", "tvm-ffi", ".cache/tvm-ffi"),
+    ("SGLANG_CACHE_DIR", "sglang", ".cache/sglang"),
 )
 _DOCUMENTS = threading.Lock()
 
@@ -303,6 +304,7 @@ def run_sweep(run: NotebookRun) -> Sweep:
             outcomes.Candidate(
                 id=t.planned.id, outcome=t.trial.outcome, speed=t.speed, reason=t.outcome.reason,
                 fidelity=t.facts.alone.measured if t.facts.alone else None,
+                same_kernels=t.trial.outcome == "silently_ignored" and bool(t.facts.alone and t.facts.alone.identical),
             )
             for t in tried
         ],

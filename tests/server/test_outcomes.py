@@ -100,6 +100,7 @@ SERVES: dict[str, Any] = {
         ({"load": apart(0.01, worst=0.3), "load_reference": apart(0.01, worst=0.29)}, "works", ""),
         ({"ignored": "triton runs"}, "silently_ignored", "triton runs"),
         ({"same_bits": "bit-identical to ref"}, "silently_ignored", "bit-identical"),
+        ({"ignored": "triton runs", "same_bits": "bit-identical to ref"}, "silently_ignored", "triton runs; bit-identical"),
         ({"client": "client lag"}, "client_bound", "client lag"),
         # what outweighs what
         ({"ignored": "x", "garbage": "it is garbage"}, "garbage", ""),
@@ -280,6 +281,19 @@ def test_where_speeds_cannot_be_told_apart_the_nearest_is_kept() -> None:
     made = choose([one("ref", 100, 5), one("other", 103, 5, 0.01)], "ref")
     assert made.id == "ref" and any("other" in text for text in made.would_change)
     assert choose([one("ref", 10), one("b", 103, 5, 0.02), one("a", 100, 5, 0.01)], "ref").id == "a"
+
+
+def test_two_launches_of_the_same_kernels_measure_the_noise_of_a_launch() -> None:
+    """An ignored trial ran the reference's kernels at half its speed: a trial that is 40% faster proves nothing then.
+
+    60 against 30: 1 - 30/60 = 0.5.
+    """
+    again = one("ignored", 30, outcome="silently_ignored").model_copy(update={"same_kernels": True})
+    assert outcomes.launch_noise([one("ref", 60), again], "ref") == 0.5
+    assert outcomes.launch_noise([one("ref", 60), one("b", 30)], "ref") is None
+    assert choose([one("ref", 60), one("fast", 84, far=0.01)], "ref").id == "fast"
+    made = choose([one("ref", 60), one("fast", 84, far=0.01), again], "ref")
+    assert made.id == "ref" and "same kernels differed by 50%" in made.why
 
 
 def test_what_fails_is_never_chosen_and_says_what_would_change_that() -> None:
