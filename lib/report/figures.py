@@ -403,7 +403,11 @@ def speed_fidelity(rows: Iterable[Any], limit_nats: float, *, title: str = "") -
         if points:
             axes.set_xscale("symlog", linthresh=max(limit_nats / 100, 1e-6))
             farthest = max(float(apart.high or _number(apart) or 0.0) for *_, apart in points)
-            axes.set_xlim(-limit_nats / 300, max(farthest, limit_nats) * 3)
+            last = max(farthest, limit_nats) * 3
+            axes.set_xlim(-limit_nats / 300, last)
+            decades = [10.0**power for power in range(-9, 6) if limit_nats / 60 < 10.0**power < last]
+            axes.set_xticks([0.0, *decades], ["0", *(f"{tick:g}" for tick in decades)])
+            axes.set_xticks([], minor=True)
             axes.set_ylim(0, 1.25 * max(float(speed.high or _number(speed) or 0.0) for _, speed, _ in points) or 1)
             axes.set_xlabel("mean |difference| of log-probability from the reference, nat/token (0: the same bits)")
             axes.set_ylabel("output tok/s")
@@ -419,7 +423,7 @@ def speed_fidelity(rows: Iterable[Any], limit_nats: float, *, title: str = "") -
         if title and points:
             axes.set_title(_label(title, 120), pad=14)
     said = "; ".join([*words, *lines])
-    return _finished(figure, (f"{title}. " if title else "") + f"Speed against distance from the reference. {said}.")
+    return _finished(figure, f"{title or 'Speed against distance from the reference'}. {said}.")
 
 
 def _reach(measured: Measured, value: float) -> list[list[float]] | None:

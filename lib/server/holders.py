@@ -5,6 +5,7 @@ A process is named by its identity (pid and start), never by its name: `pid:star
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,8 @@ IDLE_MIB = 600.0
 #: Seconds from SIGTERM to SIGKILL of a named holder, and then until its GPU memory must be back.
 TERM_S = 20.0
 KILL_S = 15.0
+#: Seconds that processes get which outlived the named one.
+ORPHANS_S = 5.0
 
 
 class Holder(Record):
@@ -125,19 +128,26 @@ def _end(process: ProcessId, say: Callable[[str], None]) -> str:
     """Ends one process and everything below it: SIGTERM, deadline, SIGKILL; only by identity."""
     family = local.descendants(process.pid) if process.alive() else []
     say(f"ending pid {process.pid} as may_stop allows")
-    process.kill(15)
-    deadline = time.monotonic() + TERM_S
-    while any(p.alive() for p in family) and time.monotonic() < deadline:
-        family = list({*family, *(local.descendants(process.pid) if process.alive() else [])})
-        time.sleep(0.2)
+    process.kill(signal.SIGTERM)
+    family = _wait_gone(process, family, [process], TERM_S)
+    for p in family:
+        p.kill(signal.SIGTERM)  # what the end of its parent did not end
+    family = _wait_gone(process, family, family, ORPHANS_S)
     killed = [p for p in family if p.alive()]
     for p in killed:
         p.kill()
-    deadline = time.monotonic() + KILL_S
-    while any(p.alive() for p in family) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    family = _wait_gone(process, family, family, KILL_S)
     left = [p.pid for p in family if p.alive()]
     if left:
         raise NotStopped(f"pid {process.pid} and what it started are gone", f"left: {left}", "look at these processes")
     how = f"SIGKILL for {len(killed)} of {len(family)}" if killed else "SIGTERM"
     return f"pid {process.pid} and {max(len(family) - 1, 0)} below it ended by {how}"
+
+
+def _wait_gone(root: ProcessId, family: list[ProcessId], whom: list[ProcessId], seconds: float) -> list[ProcessId]:
+    """Waits until these are gone, at most so long; gives the family with what it has started meanwhile."""
+    deadline = time.monotonic() + seconds
+    while any(p.alive() for p in whom) and time.monotonic() < deadline:
+        family = list({*family, *(local.descendants(root.pid) if root.alive() else [])})
+        time.sleep(0.1)
+    return family

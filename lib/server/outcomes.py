@@ -253,6 +253,7 @@ class Facts(Record):
 
     id: str
     is_reference: bool = False
+    reference_problem: str | None = None
     predicted: str | None = None
     state: str | None = None
     exit_code: int | None = None
@@ -300,7 +301,7 @@ def judge(facts: Facts, limit_nats: float, garbage_nats: float) -> Outcome:
     if facts.same_bits:
         return Outcome(outcome="silently_ignored", reason=facts.same_bits, shown_by="scores")
     if not facts.is_reference and facts.alone is None:
-        why = "it serves, but the reference gave no scores to compare with"
+        why = f"it serves, but {facts.reference_problem or 'the reference gave no scores to compare with'}"
         return Outcome(outcome="not_enough_data", reason=why, shown_by="log")
     if facts.client:
         why = f"it computes what the reference computes, but its speed is the client's: {facts.client}"

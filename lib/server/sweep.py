@@ -20,6 +20,7 @@ import os
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,7 +42,7 @@ from lib.server import gate, grid, holders, outcomes, watching
 from lib.server.answers import Answer, ask, read_answer
 from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 from lib.server.grid import Planned
-from lib.server.launch import LaunchRecord, read_failure
+from lib.server.launch import LaunchRecord, Server, read_failure
 from lib.server.outcomes import Choice, Facts, Outcome, Piece, Ran, score_problem
 
 #: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
@@ -114,8 +115,21 @@ def _params(run: NotebookRun) -> SweepParams:
     return params
 
 
+#: Handles and expectations of a run, made once: each reads the checkpoint's headers, which takes seconds for a large one.
+_HANDLES: weakref.WeakKeyDictionary[NotebookRun, dict[Any, ServerHandle]] = weakref.WeakKeyDictionary()
+_EXPECTED: weakref.WeakKeyDictionary[NotebookRun, list[Expected]] = weakref.WeakKeyDictionary()
+
+
 def handle_of(run: NotebookRun, trial: Planned, gpus: Sequence[str] = ()) -> ServerHandle:
     """The launch of a trial: the profile, its flags, the shared kernel cache, and the GPUs that it was given."""
+    known = _HANDLES.setdefault(run, {})
+    key = (trial.id, tuple(gpus))
+    if key not in known:
+        known[key] = _handle(run, trial, gpus)
+    return known[key]
+
+
+def _handle(run: NotebookRun, trial: Planned, gpus: Sequence[str]) -> ServerHandle:
     params = _params(run)
     environment = {**_cache_environment(params.kernel_cache), **trial.environment}
     if gpus:
@@ -131,7 +145,6 @@ def handle_of(run: NotebookRun, trial: Planned, gpus: Sequence[str] = ()) -> Ser
         python=trial.python,
         model=trial.model,
     )
-    handle.watch = watching.Watch(*_deadlines(params, trial))
     handle.beside = bool(gpus)
     return handle
 
@@ -160,6 +173,8 @@ def kernel_files(folder: str | None) -> int:
 
 def expected(run: NotebookRun) -> list[Expected]:
     """What is known of every trial's arguments without a launch (raw record `expected`); taken before the first one."""
+    if run in _EXPECTED:
+        return _EXPECTED[run]
     rows: list[dict[str, Any]] = []
     if not run.offline:
         params = _params(run)
@@ -174,7 +189,8 @@ def expected(run: NotebookRun) -> list[Expected]:
                 }
             )
     kept = run.measure("expected", None, _write_rows, rows=rows)
-    return [Expected.model_validate(row) for row in kept.json("rows.json")]
+    _EXPECTED[run] = [Expected.model_validate(row) for row in kept.json("rows.json")]
+    return _EXPECTED[run]
 
 
 def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -375,6 +391,9 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
     before = kernel_files(params.kernel_cache)
     handles = {trial.id: handle_of(run, trial, gpus) for trial, gpus in group}
     launches: dict[str, LaunchRecord] = {}
+    ended = threading.Event()
+    for trial, _ in group:
+        handles[trial.id].watch = _Ending(watching.Watch(*_deadlines(params, trial)), ended)
     try:
         for trial, _ in group:
             _put_aside(run.raw / trial.id)
@@ -384,7 +403,13 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
         else:
             with ThreadPoolExecutor(len(group)) as pool:
                 asked = {t.id: pool.submit(_launch_and_question, run, params, t, handles[t.id]) for t, _ in group}
-                launches = {name: future.result() for name, future in asked.items()}
+                try:
+                    launches = {name: future.result() for name, future in asked.items()}
+                except BaseException:  # Ctrl-C, or one of them can't go on: the others end now, not at their deadlines
+                    ended.set()
+                    for handle in handles.values():
+                        handle.stop()
+                    raise
         for trial, _ in group:
             if launches[trial.id].ready_s is not None:
                 _measure_speed(run, params, trial, handles[trial.id])
@@ -403,6 +428,18 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
             kernels_after=kernel_files(params.kernel_cache),
         )
         local.write_atomic(run.raw / trial.id / FINISHED, done.model_dump_json(indent=1))
+
+
+class _Ending:
+    """A watch that ends its server's start when the group ends."""
+
+    def __init__(self, watch: watching.Watch, ended: threading.Event) -> None:
+        self.watch, self.ended = watch, ended
+
+    def __call__(self, server: Server, elapsed_s: float) -> str | None:
+        if self.ended.is_set():
+            raise KeyboardInterrupt
+        return self.watch(server, elapsed_s)
 
 
 def _put_aside(folder: Path) -> None:
@@ -519,7 +556,8 @@ def _derive(
         run.note_launch(launch.launch_id)
         facts[trial.id] = _facts(run, params, trial, reference, launch)
         ran[trial.id] = _ran(run, trial, launch)
-    convicted = _same_bits(ran, trials, reference)
+    unsound = _unsound(facts[reference.id], params)
+    convicted = {} if unsound else _same_bits(ran, trials, reference)
     made = []
     for trial in trials:
         one = facts[trial.id].model_copy(update={"same_bits": convicted.get(trial.id)})
@@ -527,6 +565,9 @@ def _derive(
         launch_of = launches[done.launch_id] if done else None
         speed, client = _speed(run, params, trial)
         one = one.model_copy(update={"client": client})
+        if unsound and not one.is_reference:
+            nothing = {"alone": None, "floor": None, "load_reference": None, "decode_gap_reference": None}
+            one = one.model_copy(update={**nothing, "reference_problem": unsound})
         outcome = outcomes.judge(one, params.limit_nats, params.garbage_nats)
         made.append(
             Tried(
@@ -535,6 +576,12 @@ def _derive(
             )
         )  # fmt: skip
     return made
+
+
+def _unsound(reference: Facts, params: SweepParams) -> str | None:
+    """Why nothing can be compared with the reference, None where it is sound."""
+    found = outcomes.judge(reference, params.limit_nats, params.garbage_nats)
+    return None if found.outcome == "works" else f"the reference is not sound ({found.outcome.replace('_', ' ')})"
 
 
 def _predicted_words(one: Expected) -> str:
@@ -778,6 +825,10 @@ def _trial(
             value=None if stop is None else "yes" if stop.gone else "no",
             reason="not launched" if launch is None else f"GPU memory: {stop.gpu_memory}" if stop else "no proof",
         ),
+        "kernels": Measured(
+            value=done.kernels_after - done.kernels_before if done else None, unit="files", n=1 if done else None,
+            reason=f"{done.kernels_before} were there" if done else "not launched",
+        ),
     }  # fmt: skip
     return Trial(
         id=trial.id,
@@ -851,6 +902,7 @@ COLUMNS = {
     "under_load": "under load, from itself alone",
     "output_tokens_per_s": "speed",
     "gone": "gone",
+    "kernels": "compiled kernels added",
 }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from lib.params import ROOT
 from lib.records import OUTCOMES, Measured
 from lib.server import known_findings, outcomes
 from lib.server.failures import classify
@@ -157,6 +158,24 @@ def test_every_outcome_is_one_of_the_workbook_and_documented() -> None:
     }  # fmt: skip
     assert set(known_findings.EVIDENCE) == said
     assert all(f"| {name.replace('_', ' ')} |" in known_findings.sweep_markdown() for name in said)
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "outcome", "words"),
+    [
+        ("x_fp4_cutlass", 2, "crashes", "invalid choice"),
+        ("x_moe_flashinfer_cutedsl", 1, "crashes", "quantization"),
+        ("x_attn_trtllm_mha", 1, "unsupported_here", "Blackwell"),
+        ("x_moe_flashinfer_trtllm", -9, "unsupported_here", "checksums"),
+        ("x_m3_moe_triton", -9, "unsupported_here", "NVFP4"),
+    ],
+)
+def test_what_really_failed_on_an_h200(log: str, code: int, outcome: str, words: str) -> None:
+    """Recorded launches of SGLang 0.5.16: the outcome, and the server's own words in the line that is quoted."""
+    with (ROOT / f"tests/recorded/h200-sglang-0.5.16/{log}.log").open("rb") as lines:
+        failure = classify(lines, exit_code=code, ready=False)
+    made = judge(Facts(**{**NEVER, "exit_code": code}, failure=failure), 0.05, 1.0)
+    assert made.outcome == outcome and failure and words in (failure.line or "") + made.reason
 
 
 # --- the same bits --------------------------------------------------------------------------------------------------------

@@ -176,7 +176,9 @@ def test_a_reference_that_fails_leaves_the_others_undecided(tmp_path: Path) -> N
     place = Place(tmp_path, [candidate("")])
     place.params["candidates"][0] = {**place.params["candidates"][0], "environment": {"SGLANG_STANDIN": "wrong"}}
     done = place.sweep()
-    assert outcomes_of(done)["ref"] == "garbage"
+    assert outcomes_of(done) == {"ref": "garbage", "triton": "not_enough_data"}
+    assert "the reference is not sound (garbage)" in (trial(done, "triton").reason or "")
+    assert done.choice.id is None and sweep.recommendation(done).startswith("No trial works")
 
 
 def test_a_rebuild_without_the_raw_files_says_what_is_missing(tmp_path: Path) -> None:
@@ -209,6 +211,42 @@ def test_trials_that_need_one_gpu_run_side_by_side(tmp_path: Path, monkeypatch: 
     assert place.finished("ref")["neighbours"] == ["a"]
     place.sweep()
     assert len(place.launches()) == 3
+
+
+def test_an_interrupt_ends_all_that_start_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while one trial hangs and another is questioned: both servers are ended at once, not at their deadlines."""
+    fake_gpus(monkeypatch)
+    place = Place(tmp_path, [candidate("hangs")], quiet_timeout_s=60.0)
+    place.profile_yaml["server"]["flags"] = {}
+    question = sweep._launch_and_question
+
+    def ctrl_c(run: Any, params: Any, planned: Any, handle: Any) -> Any:
+        if planned.id == "ref":
+            while not place.launches("hangs"):
+                time.sleep(0.05)
+            raise KeyboardInterrupt
+        return question(run, params, planned, handle)
+
+    monkeypatch.setattr(sweep, "_launch_and_question", ctrl_c)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        place.sweep()
+    assert time.monotonic() - began < 25
+    (record,) = place.launches()
+    assert record["state"] == "interrupted" and local.processes_with("WORKBOOK_LAUNCH_ID", record["launch_id"]) == []
+    assert not (place.folder / "raw/02/hangs/finished.json").exists()
+
+
+def test_an_attached_server_is_not_swept(tmp_path: Path) -> None:
+    """It is somebody's: nothing is launched, nothing claimed, and the notebook goes on to its end."""
+    place = Place(tmp_path, [])
+    place.profile_yaml["server"] = {"attach": "http://127.0.0.1:1"}
+    run = place.open()
+    done = sweep.run_sweep(run)
+    assert done.tried == [] and run.skipped and sweep.recommendation(done) == "No trial was launched here."
+    assert [v.status for v in sweep.verdicts(run, done)] == ["inconclusive"]
+    assert sweep.expected_rows(run) == sweep.host_rows(run) == sweep.predictions(run, done) == []
+    assert figures.figure_alt(figures.speed_fidelity(sweep.figure_rows(done), 0.05))
 
 
 # --- nobody's server is in the way ----------------------------------------------------------------------------------------
