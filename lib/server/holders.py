@@ -5,6 +5,8 @@ A process is named by its identity (pid and start), never by its name: `pid:star
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,12 +62,34 @@ def _who(pid: int) -> dict[str, Any]:
     return {"by": f"pid {pid}: {local.command_line(pid) or 'command not readable'}", "identity": local.owner_token(process)}
 
 
-def look(gpus: Sequence[int] | None, port: int | None) -> tuple[list[Holder], list[dict[str, Any]], str | None]:
-    """Holders now, the GPUs that may be used, and why there are none."""
+def look(
+    gpus: Sequence[int] | None, port: int | None, on_cpu: bool
+) -> tuple[list[Holder], list[dict[str, Any]], str | None]:
+    """Holders now, the GPUs that may be used, and why there are none.
+
+    Args:
+        gpus: indices that may be used, None for all; CUDA_VISIBLE_DEVICES of this process limits them too.
+        port: the port that every launch takes, None where each takes a free one.
+        on_cpu: the servers use no GPU, so nobody on one is in the way.
+    """
+    if on_cpu:
+        return holders([], {}, port), [], "this profile's servers run on the CPU"
     rows, reason = local.gpus()
-    chosen = [row for row in rows if gpus is None or int(row["index"]) in gpus]
-    users, _ = local.gpu_users() if chosen else ({}, None)
-    return holders(chosen, users, port), chosen, reason
+    chosen = [row for row in rows if (gpus is None or int(row["index"]) in gpus) and _visible(row)]
+    users, unknown = local.gpu_users() if chosen else ({}, None)
+    found = holders(chosen, users, port)
+    if shutil.which("nvidia-smi") and (reason or unknown):
+        found.append(Holder(what="GPUs", by=f"unknown, because {reason or unknown}", identity=None))
+    return found, chosen, reason
+
+
+def _visible(row: Mapping[str, Any]) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES of this process, which every launch inherits, lets a GPU be seen."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return True
+    names = [name.strip() for name in listed.split(",") if name.strip()]
+    return any(name == str(row["index"]) or (not name.isdigit() and str(row["uuid"]).startswith(name)) for name in names)
 
 
 def free_the_way(

@@ -141,7 +141,8 @@ def _handle(run: NotebookRun, trial: Planned, gpus: Sequence[str]) -> ServerHand
         {**other_names, **trial.flags},  # a flag of the profile under its other name would be given twice
         environment,
         strict=False,
-        ready_timeout_s=trial.ready_timeout_s,
+        # silence ends a wait before; what compiles has its own deadline on top
+        ready_timeout_s=trial.ready_timeout_s or run.profile.server.ready_timeout_s + _deadlines(params, trial)[1],
         python=trial.python,
         model=trial.model,
     )
@@ -284,7 +285,8 @@ def _look(run: NotebookRun) -> tuple[list[holders.Holder], list[dict[str, Any]]]
     from lib.runner import wait_servers_gone
 
     wait_servers_gone(run.folder, 20.0)  # an earlier session's servers end within 10 s of it
-    held, gpus, reason = holders.look(_params(run).gpus, run.profile.server.port)
+    on_cpu = run.profile.server.flags.get("device") == "cpu"
+    held, gpus, reason = holders.look(_params(run).gpus, run.profile.server.port, on_cpu)
     stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace(":", "")
     record = {
         "held": [h.model_dump() for h in held],
@@ -360,8 +362,7 @@ def _run_all(run: NotebookRun, params: SweepParams, todo: Sequence[Planned]) -> 
     gpus = [str(row["uuid"]) for row in seen[-1]]
     by_id = {t.id: t for t in todo}
     needs = {t.id: grid.gpus_needed({**run.profile.server.flags, **t.flags}) for t in todo}
-    on_cpu = run.profile.server.flags.get("device") == "cpu" or run.profile.server.port is not None
-    groups = grid.waves(needs, [] if on_cpu else gpus)
+    groups = grid.waves(needs, gpus if run.profile.server.port is None else [])  # one port is one lane
     took: list[float] = []
     finished = 0
     bar = progress_bar(total=len(todo), desc="trials", unit="trial")
@@ -498,8 +499,10 @@ def _measure_speed(run: NotebookRun, params: SweepParams, trial: Planned, handle
     loaded = _taken(run, trial, "load")
     if loaded is None or not loaded.ok:
         return
-    garbage, failed, _ = gate.load_faults(loaded.json("load.json"), run.profile.known_answer.expect, None)
-    if failed or (garbage and run.profile.known_answer.expect is not None):
+    expect = run.profile.known_answer.expect
+    answer = _answer(run, trial, expect)
+    garbage, failed, _ = gate.load_faults(loaded.json("load.json"), expect, answer.text if answer else None)
+    if failed or garbage:
         return
     if params.speed_repeats:
         calibrated = run.measure(
@@ -609,7 +612,9 @@ def _facts(
     }
     if not ready:
         if launch.state == "not_ready":
-            values["stall"] = watching.read_stall(folder, *_deadlines(params, trial))
+            samples = watching.read_samples(folder)
+            values["stall"] = outcomes.stalled(samples, *_deadlines(params, trial))
+            values["silence_s"] = outcomes.silence_s(samples) if samples else None
         else:
             values["failure"] = read_failure(folder, launch.exit_code)
         return Facts(**values)

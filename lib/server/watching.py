@@ -13,7 +13,7 @@ import psutil
 
 from lib.hosts import local
 from lib.server.launch import Server
-from lib.server.outcomes import COMPILERS, Sample, Stall, stalled
+from lib.server.outcomes import COMPILERS, Sample, stalled
 
 FILE = "watch.jsonl"
 #: Seconds between two samples that are kept.
@@ -60,9 +60,8 @@ def _sample(server: Server, elapsed_s: float) -> Sample:
     )  # fmt: skip
 
 
-def read_stall(folder: Path, quiet_s: float, compile_s: float) -> Stall | None:
-    """Why the wait for a launch ended, from its samples; None if it made progress to the end, or none were kept."""
+def read_samples(folder: Path) -> list[Sample]:
+    """What was seen of a launch while it started; empty where nothing was kept."""
     with contextlib.suppress(OSError, ValueError):
-        lines = (folder / FILE).read_text().splitlines()
-        return stalled([Sample(**json.loads(line)) for line in lines], quiet_s, compile_s)
-    return None
+        return [Sample(**json.loads(line)) for line in (folder / FILE).read_text().splitlines()]
+    return []

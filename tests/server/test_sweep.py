@@ -259,13 +259,14 @@ def test_a_sweep_refuses_while_a_gpu_is_held(tmp_path: Path, monkeypatch: pytest
     try:
         fake_gpus(monkeypatch, {"GPU-1": {other.pid: 612}})
         place = Place(tmp_path, [])
+        assert not any("GPU" in r["what"] and r["identity"] for r in sweep.host_rows(place.open()))  # it runs on the CPU
+        place.profile_yaml["server"]["flags"] = {}
         rows = sweep.host_rows(place.open())
         assert any(str(other.pid) in r["held by"] and r["identity"] for r in rows if "GPU 1" in r["what"])
         with pytest.raises(Busy, match=rf"GPU 1 .*pid {other.pid}.*612 MiB \[{other.pid}:"):
             place.sweep()
         assert place.launches() == [] and other.poll() is None
         place.params["gpus"] = [0]  # only this one may be used, and it is free
-        place.profile_yaml["server"]["flags"] = {}
         assert outcomes_of(place.sweep()) == {"ref": "works"}
     finally:
         for one in local.descendants(other.pid):
@@ -276,8 +277,22 @@ def test_a_sweep_refuses_while_a_gpu_is_held(tmp_path: Path, monkeypatch: pytest
 def test_memory_that_nobody_visible_holds_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a container the holder may not be listed: the memory is."""
     fake_gpus(monkeypatch, used=83000.0)
+    place = Place(tmp_path, [])
+    place.profile_yaml["server"]["flags"] = {}
     with pytest.raises(Busy, match="not visible from here"):
-        Place(tmp_path, []).sweep()
+        place.sweep()
+    monkeypatch.setattr(holders.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(local, "gpus", lambda: ([], "nvidia-smi did not answer"))
+    with pytest.raises(Busy, match="unknown, because nvidia-smi did not answer"):
+        place.sweep()  # who can't look can't say that nobody is there
+
+
+@pytest.mark.parametrize(("listed", "seen"), [("1", ["1"]), ("GPU-0", ["0"]), ("", []), ("0,1", ["0", "1"]), ("7", [])])
+def test_only_visible_gpus_are_used(monkeypatch: pytest.MonkeyPatch, listed: str, seen: list[str]) -> None:
+    """CUDA_VISIBLE_DEVICES of the caller is a limit: its indices or uuids, never more."""
+    fake_gpus(monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert [row["index"] for row in holders.look(None, None, False)[1]] == seen
 
 
 def test_exactly_the_named_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
