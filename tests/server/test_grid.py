@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib.errors import BadParams
-from lib.params import SweepParams
+from lib.params import ROOT, SweepParams, read_yaml
 from lib.server import grid
 
 MOE = {"moe_runner": ["triton", "cutlass", "marlin"]}
@@ -144,6 +145,14 @@ def test_a_candidate_is_not_called_like_a_folder_of_the_run(name: str) -> None:
     """raw/02/servers is where launches lie."""
     with pytest.raises(ValueError, match="names a folder of the run"):
         SweepParams.model_validate({"candidates": [{"id": name}], "reference": name})
+
+
+@pytest.mark.parametrize("file", sorted(ROOT.glob("params/*/02.yaml")), ids=lambda f: f.parent.name)
+def test_every_profile_makes_a_sweep(file: Path) -> None:
+    """The files under params/ give trials, the reference first, each with its own id."""
+    made = grid.plan(SweepParams.model_validate(read_yaml(file))).trials
+    assert len(made) >= 4 and len({t.id for t in made}) == len(made)
+    assert made[0].id == read_yaml(file)["reference"]
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------

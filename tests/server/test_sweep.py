@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,8 @@ from lib.errors import BadParams, Busy, NotMeasured
 from lib.hosts import local
 from lib.records import OUTCOMES
 from lib.report import figures, tables
-from lib.server import holders, sweep
+from lib.results import NotebookRun
+from lib.server import holders, sweep, watching
 from tests.server.sweeping import Place, candidate, outcomes_of
 
 #: What the stand-in does -> what it must be called.
@@ -142,6 +147,21 @@ def test_phases_of_each_start_are_kept(swept: sweep.Sweep) -> None:
     assert ("hangs", "loading weights") in {(r["launch"], r["phase"]) for r in sweep.phase_rows(swept)}
 
 
+def test_a_sample_sees_compilers_below_the_server(tmp_path: Path) -> None:
+    """A process named like a compiler below the server's, CPU seconds of the whole tree, the log's size and last line."""
+    shutil.copy("/bin/sleep", tmp_path / "ptxas")
+    (tmp_path / "server.log").write_text("first\n 50%|##   | 1/2\rCompiling kernel\n\n")
+    child = subprocess.Popen([tmp_path / "ptxas", "60"])
+    try:
+        record = types.SimpleNamespace(pid=os.getpid())
+        seen = watching._sample(types.SimpleNamespace(record=record, folder=tmp_path), 3.0)  # type: ignore[arg-type]
+    finally:
+        child.kill()
+        child.wait()
+    assert seen.compilers == ["ptxas"] and seen.cpu_s > 0 and seen.t_s == 3.0
+    assert seen.last_line == "Compiling kernel" and seen.log_bytes == (tmp_path / "server.log").stat().st_size
+
+
 # --- cheap first ----------------------------------------------------------------------------------------------------------
 def test_what_the_version_refuses_is_not_launched_unless_asked(tmp_path: Path) -> None:
     """`verify: none`: predicted with its source and skipped, which is no verdict; by id it is launched after all."""
@@ -160,15 +180,20 @@ def test_what_the_version_refuses_is_not_launched_unless_asked(tmp_path: Path) -
     assert OUTCOMES["skipped"] == "inconclusive"
 
 
-def test_all_trials_share_one_cache_of_compiled_kernels(tmp_path: Path) -> None:
-    """With `kernel_cache` every launch gets the same folders, and the files in them are counted before and after."""
-    place = Place(tmp_path, [], kernel_cache=str(tmp_path / "kernels"))
+def test_all_trials_share_one_cache_and_the_time_left_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `kernel_cache` every launch gets the same folders, whose files are counted; from the second trial on the
+    progress line holds which of how many, and about how long it takes."""
+    said: list[str] = []
+    monkeypatch.setattr(NotebookRun, "say", lambda self, text: said.append(f"{self.saying}{text}"))
+    place = Place(tmp_path, [candidate("", "flashinfer")], kernel_cache=str(tmp_path / "kernels"))
     (tmp_path / "kernels/triton").mkdir(parents=True)
     (tmp_path / "kernels/triton/k.cubin").write_text("x")
     place.sweep()
-    (record,) = place.launches()
-    assert record["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "kernels/triton")
-    assert place.finished("ref")["kernels_before"] == 1
+    for record in place.launches():
+        assert record["environment"]["TRITON_CACHE_DIR"] == str(tmp_path / "kernels/triton")
+    assert place.finished("ref")["kernels_before"] == place.finished("flashinfer")["kernels_after"] == 1
+    assert any(line.startswith("trial 1/2: ref: ") for line in said)
+    assert any(re.match(r"trial 2/2, about \d+ s left: flashinfer: ", line) for line in said)
 
 
 def test_a_reference_that_fails_leaves_the_others_undecided(tmp_path: Path) -> None:
