@@ -280,6 +280,7 @@ class Facts(Record):
     silent: str | None = None
     failed: str | None = None
     garbage: str | None = None
+    garbage_by: str = "answer"
     alone: Difference | None = None
     floor: Difference | None = None
     decode_gap: float | None = None
@@ -299,7 +300,7 @@ class Outcome(Record):
 
     outcome: str
     reason: str
-    shown_by: str  # launch | log | answer | scores | load | speed | none
+    shown_by: str  # launch | log | answer | scores | decode | load | speed | none
 
 
 def judge(facts: Facts, limit_nats: float, garbage_nats: float) -> Outcome:
@@ -359,13 +360,13 @@ def _s(seconds: float | None) -> str:
 
 def _answers(f: Facts, limit: float, garbage: float) -> Outcome | None:
     if f.garbage:
-        return Outcome(outcome="garbage", reason=f.garbage, shown_by="answer")
+        return Outcome(outcome="garbage", reason=f.garbage, shown_by=f.garbage_by)
     if f.failed:
         return Outcome(outcome="crashes", reason=f"while serving: {f.failed}", shown_by="answer")
     gap, base = f.decode_gap, f.decode_gap_reference or 0.0
     if gap is not None and gap > base + garbage:
         why = f"decoding disagrees with its own prefill: {gap:.3f} nat/token on its own text (reference {base:.3f})"
-        return Outcome(outcome="garbage", reason=why, shown_by="answer")
+        return Outcome(outcome="garbage", reason=why, shown_by="decode")
     if f.is_reference or f.alone is None:
         return None
     words = f"{_nats(f.alone)} from the reference, limit {limit:g}"
@@ -386,7 +387,7 @@ def _answers(f: Facts, limit: float, garbage: float) -> Outcome | None:
         return Outcome(outcome="not_enough_data", reason=why, shown_by="scores")
     if gap is not None and gap > base + limit:
         why = f"decoding lies {gap:.3f} nat/token from its own prefill, the reference's {base:.3f}; limit {limit:g}"
-        return Outcome(outcome="numerically_off", reason=why, shown_by="answer")
+        return Outcome(outcome="numerically_off", reason=why, shown_by="decode")
     return None
 
 
@@ -449,7 +450,7 @@ class Choice(Record):
 
     id: str | None
     why: str
-    would_change: list[str] = []
+    would_change: list[tuple[str, str]] = []  # which trial, and what would have to be so
     launch_noise: float | None = None  # how far two launches of the same kernels lay apart in speed, as a share
 
 
@@ -492,11 +493,11 @@ def choose(trials: Sequence[Candidate], reference: str) -> Choice:
         why = f"{_tok(best)}; no measurable difference in speed from {others}, and nearest to the reference"
     if noise is not None:
         why += f"; two launches of the same kernels differed by {100 * noise:.0f}% here"
-    change = [f"{t.id} ({_tok(t)}), if more launches showed it faster" for t in close if t is not best]
+    change = [(f"{t.id} ({_tok(t)})", "if more launches showed it faster") for t in close if t is not best]
     return Choice(id=best.id, why=why, would_change=[*change, *_failing(trials)], launch_noise=noise)
 
 
-def _failing(trials: Sequence[Candidate]) -> list[str]:
+def _failing(trials: Sequence[Candidate]) -> list[tuple[str, str]]:
     words = {
         "silently_ignored": "if its flag were honoured on another checkpoint or host",
         "skipped": "if it were launched (verify) or this version's rule were wrong",
@@ -504,7 +505,7 @@ def _failing(trials: Sequence[Candidate]) -> list[str]:
         "client_bound": "if its speed were measured by a client that keeps up",
     }
     return [
-        f"{t.id} ({t.outcome.replace('_', ' ')}), {words.get(t.outcome) or f'if this were gone: {t.reason[:200]}'}"
+        (f"{t.id} ({t.outcome.replace('_', ' ')})", words.get(t.outcome) or f"if this were gone: {t.reason[:200]}")
         for t in trials
         if t.outcome != "works"
     ]

@@ -621,7 +621,8 @@ def _facts(
     values |= _broken(run, trial)
     expect = run.profile.known_answer.expect
     answer, its = _answer(run, trial, expect), _answer(run, reference, expect)
-    values |= {"said": f"answers {answer.text.strip()[:30]!r}" if answer else "", "garbage": _garbage(answer, its, trial, run)}
+    garbage, by = _garbage(answer, its, trial, run)
+    values |= {"said": f"answers {answer.text.strip()[:30]!r}" if answer else "", "garbage": garbage, "garbage_by": by}
     scores, base = _scores(run, trial), _scores(run, reference)
     if trial.id == reference.id:
         values["floor"] = outcomes.difference(base, _scores(run, trial, "again"))
@@ -634,13 +635,13 @@ def _facts(
     if decoded and not values["garbage"]:
         problem = score_problem(decoded["answer"]["logprobs"], 0)
         if problem and problem.startswith("NaN"):
-            values["garbage"] = f"its continuation: {problem}"
+            values |= {"garbage": f"its continuation: {problem}", "garbage_by": "decode"}
         elif decoded["answer"]["error"]:
             values["failed"] = values.get("failed") or decoded["answer"]["error"]
     loaded, its_loaded = (_raw(run, t, "load", "load.json") for t in (trial, reference))
     if loaded:
-        garbage, failed, _ = gate.load_faults(loaded, expect, answer.text if answer else None)
-        values |= {"load_garbage": garbage, "load_failed": failed, "load": _loaded(scores, loaded)}
+        wrong, failed, _ = gate.load_faults(loaded, expect, answer.text if answer else None)
+        values |= {"load_garbage": wrong, "load_failed": failed, "load": _loaded(scores, loaded)}
         values["load_reference"] = _loaded(base, its_loaded) if its_loaded else None
     if failed := _speed_failures(run, params, trial):
         values["load_failed"] = values.get("load_failed") or failed
@@ -699,20 +700,22 @@ def _answer(run: NotebookRun, trial: Planned, expect: str | None) -> Answer | No
     return read_answer(raw, expect) if raw is not None else None
 
 
-def _garbage(answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun) -> str | None:
-    """What shows garbage in the answers of a trial that was asked alone."""
+def _garbage(
+    answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun
+) -> tuple[str | None, str]:
+    """What shows garbage in the answers of a trial that was asked alone, and which raw file holds it."""
     if answer is not None and answer.correct is False:
         sign = f"; {answer.degenerate}" if answer.degenerate else ""
-        return f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}{sign}"
+        return f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}{sign}", "answer"
     if answer is not None and answer.degenerate:
         same = its is not None and its.text == answer.text and trial.id != _params(run).reference
         if not same:
-            return f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})"
+            return f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})", "answer"
     raw = _raw(run, trial, "scores", "scores.json")
     for row in raw or []:
         if row["error"] is None and (problem := score_problem(row["logprobs"])):
-            return f"scoring real text: {problem}"
-    return None
+            return f"scoring real text: {problem}", "scores"
+    return None, "answer"
 
 
 def _scores(run: NotebookRun, trial: Planned, name: str = "scores") -> list[Piece]:
@@ -853,12 +856,13 @@ def _evidence(run: NotebookRun, trial: Planned, outcome: Outcome, launch: Launch
         return [run.evidence(run.raw / "expected" / "rows.json")]
     line = _line(run, trial, outcome, launch)
     files = {
-        "answer": ("answer/answer.json", "decode/decode.json", "answer/stamp.json"),
+        "answer": ("answer/answer.json", "answer/stamp.json"),
         "scores": ("scores/scores.json",),
+        "decode": ("decode/decode.json",),
         "load": ("load/load.json", "load/stamp.json"),
         "speed": (f"speed-1/{LEVEL_FILE}",),
     }.get(outcome.shown_by, ())
-    shown = [run.raw / trial.id / name for name in files if (run.raw / trial.id / name).exists()]
+    shown = [run.raw / trial.id / name for name in files if (run.raw / trial.id / name).exists()][:1]
     if outcome.shown_by == "launch" and (watch := run.log_file(launch).parent / watching.FILE).exists():
         return [line, run.evidence(watch)] if outcome.outcome in ("hangs", "not_enough_data") else [line]
     return [*(run.evidence(file) for file in shown), line]
@@ -1112,9 +1116,7 @@ def verdicts(run: NotebookRun, sweep: Sweep) -> list[Verdict]:
 def choice_rows(sweep: Sweep) -> list[dict[str, Any]]:
     """The chosen configuration, why, and each thing that would change the choice."""
     rows = [{"what": "chosen", "which": sweep.choice.id or "none", "because": sweep.choice.why}]
-    for text in sweep.choice.would_change:
-        which, _, why = text.partition(", ")
-        rows.append({"what": "would change it", "which": which, "because": why})
+    rows += [{"what": "would change it", "which": which, "because": why} for which, why in sweep.choice.would_change]
     return rows
 
 

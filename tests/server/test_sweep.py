@@ -93,7 +93,8 @@ def test_every_failure_quotes_a_line_that_is_in_the_log(swept: sweep.Sweep, plac
             if evidence.quote:
                 assert evidence.quote.strip() in file.read_text().split("\n")[(evidence.line or 0) - 1]
     assert "fallback" in (trial(swept, "no-amx").evidence[0].quote or "")
-    assert trial(swept, "nan").evidence[0].path.endswith("nan/answer/answer.json")
+    assert trial(swept, "nan").evidence[0].path.endswith("nan/scores/scores.json")
+    assert trial(swept, "decode").evidence[0].path.endswith("decode/decode/decode.json")
     assert trial(swept, "race").evidence[0].path.endswith("race/load/load.json")
     assert trial(swept, "hangs").evidence[1].path.endswith("watch.jsonl")
 
