@@ -225,13 +225,17 @@ def by_field(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Ran(Record):
-    """What a trial asked for, what its server says about it, and the bits that it computed."""
+    """What a trial asked for, what its server says about it, and the bits that it computed.
+
+    `proven` are the fields of which a line of its log (not a repeated argument) says that the asked backend was taken.
+    """
 
     id: str
     asked: dict[str, Any]
     says: dict[str, Any]
     prefill: str | None
     decode: str | None
+    proven: list[str] = []
 
 
 def same_bits(trial: Ran, other: Ran) -> str | None:
@@ -244,6 +248,8 @@ def same_bits(trial: Ran, other: Ran) -> str | None:
     names = {n for n in {*trial.asked, *other.asked} if trial.asked.get(n) != other.asked.get(n)}
     if not names or any(n not in COMPUTES for n in names):
         return None
+    if names & set(trial.proven):
+        return None  # its log shows it at work: then it is the other that did not run what it says
     if any(trial.asked.get(n) in OPEN or other.asked.get(n) in OPEN for n in names):
         return None  # `auto` may have chosen just this
     for place in {p for n in names for p in COMPUTES[n]}:
@@ -255,8 +261,10 @@ def same_bits(trial: Ran, other: Ran) -> str | None:
         says = trial.says.get(name)
         tail = f" (/server_info repeats {says})" if says == trial.asked[name] else f" (/server_info says {says})"
         told.append(f"{name}={trial.asked[name]}{tail}")
-    return f"bit-identical to {other.id}, which asked for {', '.join(str(other.asked[n]) for n in sorted(names))}: " + (
-        f"{', '.join(told)} had no effect"
+    its_names = ", ".join(str(other.asked[n]) for n in sorted(names))
+    return (
+        f"bit-identical to {other.id}, which asked for {its_names}: {', '.join(told)} had no effect"
+        + ("" if names & set(other.proven) else f" (or {its_names} did not run there)")
     )
 
 

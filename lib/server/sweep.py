@@ -731,9 +731,13 @@ def _loaded(alone: Sequence[Piece], raw: Mapping[str, Any]) -> outcomes.Differen
 def _ran(run: NotebookRun, trial: Planned, launch: LaunchRecord) -> Ran:
     scores = _raw(run, trial, "scores", "scores.json")
     decoded = _raw(run, trial, "decode", "decode.json")
+    asked = outcomes.by_field({**handle_flags(run, trial), "model": trial.model})
+    log = run.log(launch)
+    told = [b for b in log.backends if b.known_by in ("line", "trace")] if log else []
     return Ran(
         id=trial.id,
-        asked=outcomes.by_field({**handle_flags(run, trial), "model": trial.model}),
+        asked=asked,
+        proven=[b.kind for b in told if b.taken is not None and b.taken == asked.get(b.kind)],
         says=run.server_info(launch) or {},
         prefill=_bits([r["logprobs"] for r in scores]) if scores else None,
         decode=_bits([decoded["answer"]["ids"], decoded["answer"]["logprobs"]]) if decoded else None,

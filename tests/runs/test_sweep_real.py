@@ -17,7 +17,7 @@ from tests.conftest import TINY
 from tests.server.sweeping import Place, interrupted, outcomes_of
 from tests.server.wrappers import HANGS, HIDES, RACES, damaged, misfit, wrapper
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 
 EXPECTED = {
     "torch_native": "works",

@@ -192,6 +192,7 @@ def test_another_backends_bits_convict_a_flag_that_the_server_repeats() -> None:
     """cutlass on bf16 experts (H200): the same bits as triton, /server_info repeats cutlass: it had no effect."""
     words = same_bits(ran("c", {**REF.asked, "moe_runner_backend": "cutlass"}), REF)
     assert words and "moe_runner_backend=cutlass (/server_info repeats cutlass) had no effect" in words
+    assert words.startswith("bit-identical to ref, which asked for triton")
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,15 @@ def test_another_backends_bits_convict_a_flag_that_the_server_repeats() -> None:
 def test_what_does_not_convict(other: Ran) -> None:
     """Other bits, missing bits, `auto`, and flags whose kernels need not change a bit prove nothing."""
     assert same_bits(other, REF) is None
+
+
+def test_a_line_of_the_log_decides_which_of_the_two_did_not_run() -> None:
+    """A trial whose log shows its backend at work is not convicted; where the reference's does, no doubt is left."""
+    trial = ran("c", {**REF.asked, "moe_runner_backend": "cutlass"})
+    assert same_bits(trial.model_copy(update={"proven": ["moe_runner_backend"]}), REF) is None
+    assert "(or triton did not run there)" in (same_bits(trial, REF) or "")
+    sure = same_bits(trial, REF.model_copy(update={"proven": ["moe_runner_backend"]}))
+    assert sure and sure.endswith("had no effect")
 
 
 def test_a_flag_of_decoding_is_judged_by_decoding() -> None:
