@@ -23,8 +23,11 @@ from typing import Any
 from lib.errors import ServerError
 from lib.hosts import local
 from lib.results import Answering
+from lib.server.answers import ask
 from lib.server.control import Control
+from lib.server.launch import Server
 from lib.server.outcomes import Piece, degenerate, score_problem
+from lib.server.watching import watch_silence
 
 #: The pieces are the text divided by these.
 SHARES = (1, 2, 4, 8)
@@ -44,6 +47,16 @@ def pieces_of(ids: Sequence[int]) -> list[list[int]]:
     return made
 
 
+def ask_alone(server: Answering, folder: Path, prompt: str, max_new_tokens: int, timeout_s: float) -> None:
+    """Asks the known answer (answer.json); of a server that does not answer it keeps what it was doing."""
+    try:
+        ask(server, folder, prompt, max_new_tokens, timeout_s)
+    except ServerError as error:
+        if _timed_out(error) and isinstance(server, Server):
+            watch_silence(server, folder)
+        raise
+
+
 def score_alone(server: Answering, folder: Path, pieces: Sequence[list[int]], timeout_s: float) -> None:
     """Scores each piece by one request after a cache flush and writes scores.json; a timeout ends it."""
     made = []
@@ -51,7 +64,7 @@ def score_alone(server: Answering, folder: Path, pieces: Sequence[list[int]], ti
         server.control.flush_cache()
         made.append(_score(server.control, f"{place:02d}", ids, timeout_s))
         local.write_atomic(folder / "scores.json", json.dumps(made))
-        _raise_if_silent(made[-1:], timeout_s)
+        _raise_if_silent(server, folder, made[-1:], timeout_s)
 
 
 def continue_alone(server: Answering, folder: Path, ids: Sequence[int], new_tokens: int, timeout_s: float) -> None:
@@ -63,7 +76,7 @@ def continue_alone(server: Answering, folder: Path, ids: Sequence[int], new_toke
         server.control.flush_cache()
         made["rescored"] = _score(server.control, "own", [*ids, *answer["ids"]], timeout_s)
     local.write_atomic(folder / "decode.json", json.dumps(made))
-    _raise_if_silent([r for r in (answer, made["rescored"]) if r], timeout_s)
+    _raise_if_silent(server, folder, [r for r in (answer, made["rescored"]) if r], timeout_s)
 
 
 def ask_under_load(
@@ -116,13 +129,17 @@ def ask_under_load(
         answered = list(pool.map(one, jobs))
     record = {"concurrency": concurrency, "in_flight_max": in_flight_max(answered), "requests": answered}
     local.write_atomic(folder / "load.json", json.dumps(record))
-    _raise_if_silent(answered, timeout_s)
+    _raise_if_silent(server, folder, answered, timeout_s)
 
 
-def _raise_if_silent(rows: Sequence[dict[str, Any]], timeout_s: float) -> None:
+def _raise_if_silent(
+    server: Answering, folder: Path, rows: Sequence[dict[str, Any]], timeout_s: float
+) -> None:
     """A server that does not answer is asked nothing more, not even who it is: the raw file says what happened."""
     silent = [row for row in rows if row["timed_out"]]
     if silent:
+        if isinstance(server, Server):
+            watch_silence(server, folder)
         raise ServerError(f"an answer within {timeout_s:g} s", f"Timeout for {len(silent)} of {len(rows)} request(s)")
 
 

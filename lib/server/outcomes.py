@@ -26,8 +26,8 @@ from lib.records import Measured, Record
 from lib.server.failures import Failure
 from lib.server.observations import garbage_signal
 
-#: CPU cores that a process tree must use to count as working while its log is silent.
-BUSY_CORES = 0.3
+#: CPU cores that a process tree must use to count as working while its log is silent: little, on a host that others use too.
+BUSY_CORES = 0.1
 #: Seconds over which that use is averaged, and within which a compiler must have been seen.
 WINDOW_S = 30.0
 #: Programs that compile kernels; a tree that runs one is compiling.
@@ -81,18 +81,23 @@ def stalled(samples: Sequence[Sample], quiet_s: float, compile_s: float) -> Stal
     quiet = silence_s(samples)
     if quiet < quiet_s:
         return None
-    window = [s for s in samples if s.t_s >= now.t_s - min(WINDOW_S, quiet)]
+    line = next((s.last_line for s in reversed(samples) if s.last_line), "")
+    made = at_work([s for s in samples if s.t_s >= now.t_s - min(WINDOW_S, quiet)], line)
+    if made.kind == "compiling" and quiet < compile_s:
+        return None
+    return made.model_copy(update={"words": f"no line for {quiet:.0f} s, {made.words}"})
+
+
+def at_work(window: Sequence[Sample], last_line: str) -> Stall:
+    """Whether a silent server compiles (`compiling`) or not (`hangs`), from its CPU use, its processes and its last line."""
     span = window[-1].t_s - window[0].t_s
     cores = (window[-1].cpu_s - window[0].cpu_s) / span if span > 0 else 0.0
     seen = sorted({name for s in window for name in s.compilers})
     signs = [f"{', '.join(seen)} at work"] if seen else []
-    line = next((s.last_line for s in reversed(samples) if s.last_line), "")
-    if COMPILE_LINE.search(line):
+    if COMPILE_LINE.search(last_line):
         signs.append("its last line announces a compilation")
-    words = f"no line for {quiet:.0f} s, {max(cores, 0):.1f} CPU cores in use over the last {span:.0f} s"
+    words = f"{max(cores, 0):.1f} CPU cores in use over the last {span:.0f} s"
     if signs and cores >= BUSY_CORES:
-        if quiet < compile_s:
-            return None
         return Stall(kind="compiling", words=f"{words}, {' and '.join(signs)}: still compiling at its deadline")
     if cores >= BUSY_CORES:
         words += ", but neither its log nor a compiler shows what for"
@@ -342,7 +347,12 @@ def _not_served(f: Facts, _limit: float, _garbage: float) -> Outcome | None:
     if f.died:
         return Outcome(outcome="crashes", reason=f"while serving: {f.died}", shown_by="answer")
     if f.silent:
-        return Outcome(outcome="hangs", reason=f"while serving: {f.silent}", shown_by="answer")
+        where = "load" if "under load" in f.silent else "answer"
+        if f.stall and f.stall.kind == "compiling":
+            why = f"while serving: {f.silent}; {f.stall.words}: give it longer (answer_timeout_s)"
+            return Outcome(outcome="not_enough_data", reason=why, shown_by=where)
+        tail = f"; {f.stall.words}" if f.stall else ""
+        return Outcome(outcome="hangs", reason=f"while serving: {f.silent}{tail}", shown_by=where)
     return None
 
 

@@ -39,7 +39,7 @@ from lib.records import OUTCOMES, Evidence, Measured, Prediction, Record, Status
 from lib.report.progress import progress_bar
 from lib.results import Measurement, NotebookRun, ServerHandle, Stamp
 from lib.server import gate, grid, holders, outcomes, watching
-from lib.server.answers import Answer, ask, read_answer
+from lib.server.answers import Answer, read_answer
 from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 from lib.server.grid import Planned
 from lib.server.launch import LaunchRecord, Server, read_failure
@@ -460,7 +460,7 @@ def _launch_and_question(
         return launch
     known, wait = run.profile.known_answer, params.answer_timeout_s
     asked = run.measure(
-        f"{trial.id}/answer", handle, ask, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens,
+        f"{trial.id}/answer", handle, gate.ask_alone, keep_errors=True, prompt=known.prompt, max_new_tokens=known.max_new_tokens,
         timeout_s=wait,
     )  # fmt: skip
     if not asked.ok:
@@ -668,7 +668,10 @@ def _broken(run: NotebookRun, trial: Planned) -> dict[str, Any]:
             return {"died": f"{_doing(name)}, {error.removeprefix('ServerDied: ').replace('exit code None', 'no exit code')}"}
         if "Timeout" in error:
             limit = f"{_params(run).answer_timeout_s:g} s"
-            return {"silent": f"{_doing(name)}, no answer within {limit} ({_in_words(error)}); the process is alive"}
+            seen = watching.read_samples(taken.folder)
+            stall = outcomes.at_work(seen, seen[-1].last_line) if len(seen) > 1 else None
+            words = f"{_doing(name)}, no answer within {limit} ({_in_words(error)}); the process is alive"
+            return {"silent": words, "stall": stall}
         return {"failed": f"{_doing(name)}, {error}"}
     documents = run.raw / "documents" / "stamp.json"
     if _taken(run, trial, "scores") is None and documents.exists():

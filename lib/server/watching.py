@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from pathlib import Path
 
 import psutil
@@ -58,6 +59,15 @@ def _sample(server: Server, elapsed_s: float) -> Sample:
         t_s=round(elapsed_s, 2), log_bytes=size, cpu_s=round(cpu, 2), compilers=sorted(compilers),
         last_line=last.decode("utf-8", "replace")[-300:],
     )  # fmt: skip
+
+
+def watch_silence(server: Server, folder: Path) -> None:
+    """Two looks at a server that does not answer, two seconds apart: is it computing, and what (watch.jsonl)."""
+    began = time.monotonic()
+    first = _sample(server, 0.0)
+    time.sleep(2.0)
+    second = _sample(server, time.monotonic() - began)
+    local.write_atomic(folder / FILE, f"{first.model_dump_json()}\n{second.model_dump_json()}\n")
 
 
 def read_samples(folder: Path) -> list[Sample]:

@@ -24,9 +24,10 @@ MODES = {
     "degenerate": "one character repeated",
     "decode": "decoding disagrees with prefill",
     "race": "right alone, wrong while another request is in flight",
-    "race-once": "a wrong piece now and then under load",
+    "race-short": "right alone, wrong for short pieces while another request is in flight",
     "silent": "never answers /generate",
     "silent-load": "stops answering while several requests are in flight",
+    "compiles-load": "compiles and does not answer while several requests are in flight",
     "dies": "ends while it is asked",
     "dies-load": "ends while several requests are in flight",
     "refuses-load": "answers 500 while several requests are in flight",
@@ -50,7 +51,6 @@ BACKEND = option("--attention-backend")
 MODE = os.environ.get("SGLANG_STANDIN", "")
 IN_FLIGHT = 0
 LOCK = threading.Lock()
-SCORED = 0
 
 
 def logprob(token: int, place: int) -> float:
@@ -60,16 +60,13 @@ def logprob(token: int, place: int) -> float:
 
 
 def generate(body: dict, busy: bool) -> dict:
-    global SCORED
     new = body["sampling_params"]["max_new_tokens"]
     ids = body.get("input_ids") or [1, 2, 3]
     rows = [[None, ids[0], None], *([logprob(t, i), t, None] for i, t in enumerate(ids[1:], 1))]
     out = [(ids[-1] * 31 + 7 * i) % 997 for i in range(new)]
     lps = [logprob(t, len(ids) + i) - (2.0 if MODE == "decode" else 0.0) for i, t in enumerate(out)]
     text = " Paris, the city of" if "text" in body else "".join(f" w{t}" for t in out)
-    with LOCK:
-        SCORED += 1
-        now_and_then = MODE == "race-once" and busy and SCORED % 5 == 0
+    short = MODE == "race-short" and busy and len(ids) <= 16
     if MODE == "nan":
         rows = [[None, t, None] for _, t, _ in rows]
     if MODE == "zeros":
@@ -78,7 +75,7 @@ def generate(body: dict, busy: bool) -> dict:
         text = " Berlin"
     if MODE == "degenerate" or (MODE == "race" and busy):
         text = "!" * 20
-    if (MODE == "race" and busy) or now_and_then:
+    if (MODE == "race" and busy) or short:
         rows = [rows[0], *([lp - 4.0, t, None] for lp, t, _ in rows[1:])]
     meta = {"prompt_tokens": len(ids), "completion_tokens": new, "e2e_latency": 0.01}
     if body.get("return_logprob"):
@@ -117,6 +114,9 @@ class Answers(http.server.BaseHTTPRequestHandler):
             say("Scheduler hit an exception: Traceback (most recent call last):")
             print("RuntimeError: CUDA error: an illegal memory access was encountered", flush=True)
             os._exit(1)
+        if MODE == "compiles-load" and busy:
+            say("Compiling kernel fused_moe")
+            burn(300)
         if MODE == "silent" or (MODE == "silent-load" and busy):
             time.sleep(300)
         try:
