@@ -490,13 +490,14 @@ def choose(trials: Sequence[Candidate], reference: str) -> Choice:
     They can't where intervals overlap, or where two launches of the same kernels lie as far apart.
     Example: works at 100 [95, 105] and 103 [97, 109] tok/s: the reference is kept, and the other is named.
     """
-    working = [t for t in trials if t.outcome == "works"]
+    working = [t for t in trials if t.outcome == "works"] or [t for t in trials if t.outcome == "client_bound"]
     if not working:
         return Choice(id=None, why="no trial works", would_change=_failing(trials))
     timed = [t for t in working if t.speed is not None and isinstance(t.speed.value, int | float)]
     if not timed:
         first = next((t for t in working if t.id == reference), working[0])
-        return Choice(id=first.id, why="it works, and no speed was measured", would_change=_failing(trials))
+        why = "it computes what it should, and no speed of any trial is known"
+        return Choice(id=first.id, why=why, would_change=[c for c in _failing(trials) if not c[0].startswith(f"{first.id} (")])
     fastest = max(timed, key=_rate)
     floor = fastest.speed.low if fastest.speed is not None and fastest.speed.low is not None else _rate(fastest)
     noise = launch_noise(trials, reference)

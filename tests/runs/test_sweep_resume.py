@@ -19,7 +19,7 @@ from lib.params import ROOT
 from lib.results import NotebookRun
 from lib.runner import wait_servers_gone
 from lib.server import sweep
-from tests.server.sweeping import Place, candidate, interrupted, outcomes_of
+from tests.server.sweeping import Place, candidate, interrupted, no_calibration, outcomes_of
 
 TRIALS = [candidate("", "a") | {"id": "a"}, candidate("off"), candidate("", "flashinfer")]
 OUTCOMES = {"ref": "works", "a": "silently_ignored", "off": "numerically_off", "flashinfer": "unsupported_here"}
@@ -65,6 +65,7 @@ INSIDE = ("before the launch", "answer", "scores", "decode", "load", "speed-1", 
 def test_an_interrupt_at_every_place_inside_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven sessions that end inside the second trial: the first is never repeated, the second starts anew each time."""
     place = Place(tmp_path, TRIALS, speed_repeats=1, speed_concurrency=2, speed_output_len=4)
+    monkeypatch.setattr(sweep, "take_calibration", no_calibration)
     at: list[str] = []
 
     def stopping(real: Callable[..., Any], name_of: Callable[..., str]) -> Callable[..., Any]:

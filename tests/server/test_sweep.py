@@ -18,11 +18,12 @@ import pytest
 
 from lib.errors import BadParams, Busy, NotMeasured
 from lib.hosts import local
+from lib.load import metrics
 from lib.records import OUTCOMES
 from lib.report import figures, tables
 from lib.results import NotebookRun
 from lib.server import holders, sweep, watching
-from tests.server.sweeping import Place, candidate, outcomes_of
+from tests.server.sweeping import Place, candidate, no_calibration, outcomes_of
 
 #: What the stand-in does -> what it must be called.
 EXPECTED = {
@@ -50,7 +51,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """One sweep with all of them."""
     special = {"triton": candidate(""), "same": candidate("", "other", ) | {"id": "same"}, "flashinfer": candidate("", "flashinfer")}
     made = [special.get(name) or candidate(name) for name in EXPECTED if name != "ref"]
-    return Place(tmp_path_factory.mktemp("sweep"), made, quiet_timeout_s=2.0, compile_timeout_s=4.0, answer_timeout_s=8.0)
+    return Place(tmp_path_factory.mktemp("sweep"), made, quiet_timeout_s=2.0, compile_timeout_s=4.0, answer_timeout_s=6.0)
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +207,21 @@ def test_a_reference_that_fails_leaves_the_others_undecided(tmp_path: Path) -> N
     assert outcomes_of(done) == {"ref": "garbage", "triton": "not_enough_data"}
     assert "the reference is not sound (garbage)" in (trial(done, "triton").reason or "")
     assert done.choice.id is None and sweep.recommendation(done).startswith("No trial works")
+
+
+def test_a_speed_that_is_the_clients_own_is_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that lagged: no speed, invalid; the comparison with the reference stands. Without that: speeds, and a choice."""
+    monkeypatch.setattr(sweep, "take_calibration", no_calibration)
+    place = Place(tmp_path, [candidate("")], speed_repeats=2, speed_concurrency=2, speed_output_len=4)
+    done = place.sweep()
+    assert outcomes_of(done) == {"ref": "works", "triton": "works"} and "tok/s" in done.choice.why
+    assert all(t.speed.value and t.speed.n == 2 for t in done.tried)
+    late = metrics.ClientVerdict("client_bound", ("client lag p99 9 ms, limit 2 ms",))
+    monkeypatch.setattr(metrics, "client_verdict", lambda _: late)
+    bound = place.sweep(offline=True)
+    assert outcomes_of(bound) == {"ref": "client_bound", "triton": "client_bound"}
+    assert all(t.speed.value is None and "client lag p99 9 ms" in (t.speed.reason or "") for t in bound.tried)
+    assert OUTCOMES["client_bound"] == "invalid" and bound.choice.id == "ref" and "no speed" in bound.choice.why
 
 
 def test_a_rebuild_without_the_raw_files_says_what_is_missing(tmp_path: Path) -> None:
