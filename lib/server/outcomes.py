@@ -345,7 +345,7 @@ def _not_served(f: Facts, _limit: float, _garbage: float) -> Outcome | None:
     if f.ready_s is None:
         return _never_ready(f)
     if f.died:
-        return Outcome(outcome="crashes", reason=f"while serving: {f.died}", shown_by="answer")
+        return Outcome(outcome="crashes", reason=f"while serving: {f.died}", shown_by="launch")
     if f.silent:
         where = "load" if "under load" in f.silent else "answer"
         if f.stall and f.stall.kind == "compiling":

@@ -21,14 +21,14 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from lib.audit.compare import compare_scores
 from lib.audit.probes import tokenize_documents
-from lib.errors import BadInput, NotMeasured, NotReady, ServerDied
+from lib.errors import BadInput, NotMeasured, NotReady, ServerDied, WorkbookError
 from lib.hosts import local
 from lib.load import metrics
 from lib.load.benchmark import LEVEL_FILE, level_of, send_level, take_calibration
@@ -408,15 +408,13 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
                     launches = {name: future.result() for name, future in asked.items()}
                 except BaseException:  # Ctrl-C, or one of them can't go on: the others end now, not at their deadlines
                     ended.set()
-                    for handle in handles.values():
-                        handle.stop()
+                    _stop_all(handles.values())
                     raise
         for trial, _ in group:
             if launches[trial.id].ready_s is not None:
                 _measure_speed(run, params, trial, handles[trial.id])
     finally:
-        for handle in handles.values():
-            handle.stop()
+        _stop_all(handles.values())
     for trial, gpus in group:
         done = Finished(
             id=trial.id,
@@ -429,6 +427,18 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
             kernels_after=kernel_files(params.kernel_cache),
         )
         local.write_atomic(run.raw / trial.id / FINISHED, done.model_dump_json(indent=1))
+
+
+def _stop_all(handles: Iterable[ServerHandle]) -> None:
+    """Ends every server of a group; one that can't be ended keeps none of the others alive."""
+    left: list[WorkbookError] = []
+    for handle in handles:
+        try:
+            handle.stop()
+        except WorkbookError as error:
+            left.append(error)
+    if left:
+        raise left[0]
 
 
 class _Ending:

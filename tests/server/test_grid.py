@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import BadParams
@@ -169,6 +169,7 @@ def test_trials_run_side_by_side_as_far_as_gpus_last() -> None:
     assert grid.waves({"a": 8, "b": 1}, ["0", "1"]) == [{"a": []}, {"b": ["0"]}]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(0, 8))
 def test_no_gpu_is_given_twice_and_no_trial_is_lost(sizes: list[int], gpus: int) -> None:
     """Whatever the needs: each trial once, the first in the first group, GPUs of a group disjoint, each need met or none."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lib.errors import BadParams, Busy, NotMeasured
+from lib.errors import BadParams, Busy, NotMeasured, NotStopped
 from lib.hosts import local
 from lib.load import metrics
 from lib.records import OUTCOMES
@@ -97,6 +97,7 @@ def test_every_failure_quotes_a_line_that_is_in_the_log(swept: sweep.Sweep, plac
     assert "fallback" in (trial(swept, "no-amx").evidence[0].quote or "")
     assert trial(swept, "nan").evidence[0].path.endswith("nan/scores/scores.json")
     assert trial(swept, "decode").evidence[0].path.endswith("decode/decode/decode.json")
+    assert "illegal memory access" in (trial(swept, "dies-load").evidence[0].quote or "")
     assert trial(swept, "race").evidence[0].path.endswith("race/load/load.json")
     assert trial(swept, "hangs").evidence[1].path.endswith("watch.jsonl")
 
@@ -278,6 +279,19 @@ def test_an_interrupt_ends_all_that_start_side_by_side(tmp_path: Path, monkeypat
     (record,) = place.launches()
     assert record["state"] == "interrupted" and local.processes_with("WORKBOOK_LAUNCH_ID", record["launch_id"]) == []
     assert not (place.folder / "raw/02/hangs/finished.json").exists()
+
+
+def test_a_server_that_cannot_be_ended_keeps_no_other_alive() -> None:
+    """The first stop fails; the second is still made; the failure is raised."""
+    stopped = []
+
+    def refuses() -> None:
+        raise NotStopped("launch L1 is gone", "pids left: [7]")
+
+    handles = [types.SimpleNamespace(stop=refuses), types.SimpleNamespace(stop=lambda: stopped.append("second"))]
+    with pytest.raises(NotStopped, match=r"\[7\]"):
+        sweep._stop_all(handles)  # type: ignore[arg-type]
+    assert stopped == ["second"]
 
 
 def test_an_attached_server_is_not_swept(tmp_path: Path) -> None:
