@@ -124,14 +124,16 @@ class SweepParams(NotebookParams):
     """02: which trials (a list, a grid, or both), what each is compared with, and when waiting for one ends."""
 
     reference: str = Field(default="torch_native", description="id of the trial that the others are compared with")
-    candidates: list[Candidate] = []
+    candidates: list[Candidate] = Field(
+        default=[], description="named trials: id, flags, environment; also python, model and deadlines of their own"
+    )
     axes: dict[str, list[FlagValue]] = Field(
         default={},
         description="a grid: a flag, an axis of docs/backends.md, or env:NAME, and its values; null: as the profile",
     )
     cross: bool = Field(default=True, description="False: only one axis away from the reference at a time")
-    links: list[Link] = []
-    exclude: list[Exclusion] = []
+    links: list[Link] = Field(default=[], description="flags and variables that a trial with all of `when` also gets")
+    exclude: list[Exclusion] = Field(default=[], description="trials with all of `when` are left out, and listed with `why`")
     verify: Literal["none", "all"] | list[str] = Field(
         default="none",
         description="trials that this version is known to refuse or ignore are launched all the same: all, or by id",
@@ -143,10 +145,10 @@ class SweepParams(NotebookParams):
     garbage_nats: float = Field(default=1.0, gt=0, description="from this mean difference on it is garbage")
     load_concurrency: int = Field(default=8, ge=2, description="requests in flight in the gate under load")
     load_rounds: int = Field(default=2, ge=1, description="how often each piece of text is scored under load")
-    speed_concurrency: int = Field(default=4, ge=1)
-    speed_input_len: int = Field(default=128, ge=1)
-    speed_output_len: int = Field(default=32, ge=2)
-    speed_repeats: int = Field(default=3, ge=0, description="0: no benchmark")
+    speed_concurrency: int = Field(default=4, ge=1, description="streams of the short benchmark")
+    speed_input_len: int = Field(default=128, ge=1, description="tokens of its prompts (real code)")
+    speed_output_len: int = Field(default=32, ge=2, description="tokens that each request generates")
+    speed_repeats: int = Field(default=3, ge=0, description="levels in one launch, for the interval; 0: no benchmark")
     quiet_timeout_s: float = Field(default=180.0, gt=0, description="no line and no compiler at work: it hangs")
     compile_timeout_s: float = Field(default=1200.0, gt=0, description="no line but kernels are being compiled")
     answer_timeout_s: float = Field(default=120.0, gt=0, description="a request without an answer: it hangs")

@@ -5,9 +5,11 @@ A row is no verdict about this host: it says where a backend worked or failed, a
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lib.params import NotebookParams, SweepParams
 from lib.records import OUTCOMES
 from lib.server.outcomes import COMPUTES, FIELD
 
@@ -124,8 +126,26 @@ EVIDENCE: dict[str, str] = {
 }
 
 
+#: A grid as params/<profile>/02.yaml writes it; a test makes its trials.
+EXAMPLE = """\
+reference: attention_backend=triton+moe_runner_backend=triton
+axes:                                # every flag can be an axis; env:NAME is one too; null leaves the profile's value
+  moe_runner: [triton, cutlass, flashinfer_cutedsl]
+  attention: [triton, flashinfer]
+cross: false                         # one axis away from the reference at a time
+links:
+  - when: {moe_runner: flashinfer_cutedsl}
+    flags: {quantization: modelopt_fp4}
+    why: it refuses a checkpoint whose quantization was only detected
+exclude:
+  - when: {moe_runner: cutlass, attention: flashinfer}
+    why: tried yesterday
+verify: none                         # what this version is known to refuse is not launched
+"""
+
+
 def sweep_markdown() -> str:
-    """docs/sweep.md: outcomes and their evidence, which flags equal bits can convict, and the findings of others."""
+    """docs/sweep.md: a grid and its keys, outcomes and their evidence, what equal bits convict, and others' findings."""
 
     def row(*cells: str) -> str:
         return "| " + " | ".join(c.replace("|", "\\|") for c in cells) + " |"
@@ -134,6 +154,26 @@ def sweep_markdown() -> str:
         "# The backend sweep: outcomes, and what others found",
         "",
         "Generated from the tables of `lib/server/known_findings.py` and `lib/server/outcomes.py`; do not edit.",
+        "",
+        "## A grid",
+        "",
+        "```yaml",
+        EXAMPLE.rstrip(),
+        "```",
+        "",
+        "A trial's id is made of its own values, by name (`attention_backend=triton+moe_runner_backend=cutlass`): order, more "
+        "values and new axes that are null don't change it. Finished trials are kept by id and launch "
+        "(`raw/02/<id>/finished.json`), so a resumed sweep (`workbook run --resume RUN`) repeats none of them, and starts one "
+        "that was cut short from its beginning. On a host with several free GPUs trials run side by side, each with GPUs of "
+        "its own; their speeds are taken one after the other.",
+        "",
+        row("key", "default", "meaning"),
+        row("---", "---", "---"),
+        *(
+            row(f"`{name}`", f"`{json.dumps(field.get_default(call_default_factory=True))}`", field.description or "see above")
+            for name, field in SweepParams.model_fields.items()
+            if name not in NotebookParams.model_fields
+        ),
         "",
         "## Outcomes and the evidence that each needs",
         "",

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import BadParams
 from lib.params import ROOT, SweepParams, read_yaml
-from lib.server import grid
+from lib.server import grid, known_findings
 
 MOE = {"moe_runner": ["triton", "cutlass", "marlin"]}
 
@@ -153,6 +154,17 @@ def test_every_profile_makes_a_sweep(file: Path) -> None:
     made = grid.plan(SweepParams.model_validate(read_yaml(file))).trials
     assert len(made) >= 4 and len({t.id for t in made}) == len(made)
     assert made[0].id == read_yaml(file)["reference"]
+
+
+def test_the_grid_of_the_documentation_is_one() -> None:
+    """docs/sweep.md's example: the reference, two other runners, another attention; one point excluded."""
+    made = grid.plan(SweepParams.model_validate(yaml.safe_load(known_findings.EXAMPLE)))
+    assert [t.id.removeprefix("attention_backend=") for t in made.trials] == [
+        "triton+moe_runner_backend=triton", "flashinfer+moe_runner_backend=triton",
+        "triton+moe_runner_backend=cutlass", "triton+moe_runner_backend=flashinfer_cutedsl",
+    ]  # fmt: skip
+    assert "tried yesterday" in {one.why for one in made.left_out}
+    assert made.trials[-1].flags["quantization"] == "modelopt_fp4"
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------
