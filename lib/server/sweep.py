@@ -632,7 +632,7 @@ def _facts(
     expect = run.profile.known_answer.expect
     answer, its = _answer(run, trial, expect), _answer(run, reference, expect)
     garbage, by = _garbage(answer, its, trial, run)
-    values |= {"said": f"answers {answer.text.strip()[:30]!r}" if answer else "", "garbage": garbage, "garbage_by": by}
+    values |= {"said": _said(answer), "garbage": garbage, "garbage_by": by}
     scores, base = _scores(run, trial), _scores(run, reference)
     if trial.id == reference.id:
         values["floor"] = outcomes.difference(base, _scores(run, trial, "again"))
@@ -713,6 +713,13 @@ def _answer(run: NotebookRun, trial: Planned, expect: str | None) -> Answer | No
     return read_answer(raw, expect) if raw is not None else None
 
 
+def _said(answer: Answer | None) -> str:
+    if answer is None:
+        return ""
+    sign = f" ({answer.degenerate}; nothing is expected of this model, so its numbers must tell)" if answer.degenerate else ""
+    return f"answers {answer.text.strip()[:30]!r}{sign}"
+
+
 def _garbage(
     answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun
 ) -> tuple[str | None, str]:
@@ -721,8 +728,12 @@ def _garbage(
         sign = f"; {answer.degenerate}" if answer.degenerate else ""
         return f"the known answer is wrong: {answer.text[:40]!r} instead of {answer.expect!r}{sign}", "answer"
     if answer is not None and answer.degenerate:
-        same = its is not None and its.text == answer.text and trial.id != _params(run).reference
-        if not same:
+        # where nothing is expected the model may be a toy: then its sign counts only if the reference has none
+        if trial.id == _params(run).reference:
+            told = answer.degenerate == "empty"
+        else:
+            told = its is None or its.degenerate is None
+        if told:
             return f"its answer is degenerate: {answer.degenerate} ({answer.text[:40]!r})", "answer"
     raw = _raw(run, trial, "scores", "scores.json")
     for row in raw or []:

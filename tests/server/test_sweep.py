@@ -19,10 +19,13 @@ import pytest
 from lib.errors import BadParams, Busy, NotMeasured, NotStopped
 from lib.hosts import local
 from lib.load import metrics
+from lib.params import SweepParams
 from lib.records import OUTCOMES
 from lib.report import figures, tables
 from lib.results import NotebookRun
 from lib.server import holders, sweep, watching
+from lib.server.answers import Answer, read_answer
+from lib.server.grid import Planned
 from tests.server.sweeping import Place, candidate, no_calibration, outcomes_of
 
 #: What the stand-in does -> what it must be called.
@@ -208,6 +211,26 @@ def test_a_reference_that_fails_leaves_the_others_undecided(tmp_path: Path) -> N
     assert outcomes_of(done) == {"ref": "garbage", "triton": "not_enough_data"}
     assert "the reference is not sound (garbage)" in (trial(done, "triton").reason or "")
     assert done.choice.id is None and sweep.recommendation(done).startswith("No trial works")
+
+
+@pytest.mark.parametrize(
+    ("text", "its", "name", "convicted"),
+    [
+        ("!" * 12, " fine", "t", True),  # the reference talks, this one doesn't
+        ("!" * 12, "?" * 12, "t", False),  # a toy: both do
+        ("!" * 12, "!" * 12, "ref", False),
+        ("", "", "ref", True),
+    ],
+)
+def test_signs_where_nothing_is_expected(tmp_path: Path, text: str, its: str, name: str, convicted: bool) -> None:
+    """A model of which nothing is expected may repeat itself: only what the reference doesn't do counts."""
+
+    def answer(said: str) -> Answer:
+        return read_answer({"text": said, "meta_info": {}}, None)
+
+    run = types.SimpleNamespace(params=SweepParams(reference="ref"), raw=tmp_path)
+    found, _ = sweep._garbage(answer(text), answer(its), Planned(id=name), run)  # type: ignore[arg-type]
+    assert (found is not None) == convicted
 
 
 def test_a_speed_that_is_the_clients_own_is_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
