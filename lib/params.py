@@ -91,7 +91,9 @@ class Candidate(_Params):
     flags: dict[str, FlagValue] = {}
     environment: dict[str, str] = {}
     python: str | None = Field(default=None, description="interpreter of another SGLang; None: the profile's")
-    model: str | None = Field(default=None, description="another checkpoint with the same tokenizer; None: the profile's")
+    model: str | None = Field(
+        default=None, description="another checkpoint with the same tokenizer; None: the profile's"
+    )
     ready_timeout_s: float | None = Field(default=None, gt=0)
     quiet_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
     compile_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
@@ -133,7 +135,9 @@ class SweepParams(NotebookParams):
     )
     cross: bool = Field(default=True, description="False: only one axis away from the reference at a time")
     links: list[Link] = Field(default=[], description="flags and variables that a trial with all of `when` also gets")
-    exclude: list[Exclusion] = Field(default=[], description="trials with all of `when` are left out, and listed with `why`")
+    exclude: list[Exclusion] = Field(
+        default=[], description="trials with all of `when` are left out, and listed with `why`"
+    )
     verify: Literal["none", "all"] | list[str] = Field(
         default="none",
         description="trials that this version is known to refuse or ignore are launched all the same: all, or by id",

@@ -132,9 +132,7 @@ def ask_under_load(
     _raise_if_silent(server, folder, answered, timeout_s)
 
 
-def _raise_if_silent(
-    server: Answering, folder: Path, rows: Sequence[dict[str, Any]], timeout_s: float
-) -> None:
+def _raise_if_silent(server: Answering, folder: Path, rows: Sequence[dict[str, Any]], timeout_s: float) -> None:
     """A server that does not answer is asked nothing more, not even who it is: the raw file says what happened."""
     silent = [row for row in rows if row["timed_out"]]
     if silent:
@@ -215,7 +213,9 @@ def decode_gap(raw: dict[str, Any]) -> float | None:
     return sum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else None
 
 
-def load_faults(raw: dict[str, Any], expect: str | None, alone: str | None) -> tuple[str | None, str | None, str | None]:
+def load_faults(
+    raw: dict[str, Any], expect: str | None, alone: str | None
+) -> tuple[str | None, str | None, str | None]:
     """What the answers under load show by themselves: (garbage, requests that failed, requests without an answer).
 
     Args:

@@ -192,7 +192,9 @@ def _faults_of_conditions(params: SweepParams, made: Sequence[Planned]) -> list[
                 found = {_word(v) for trial in made if (v := _value(name, trial)) is not None}
                 if value is not None and _word(value) not in found:
                     near = difflib.get_close_matches(_word(value), found, 1, 0.4)
-                    hint = f", did you mean {near[0]!r}?" if near else f"; there: {', '.join(sorted(found)) or 'nothing'}"
+                    hint = (
+                        f", did you mean {near[0]!r}?" if near else f"; there: {', '.join(sorted(found)) or 'nothing'}"
+                    )
                     faults.append(f"{kind}: no trial has {name}={_word(value)}{hint}")
     return faults
 

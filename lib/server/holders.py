@@ -37,7 +37,9 @@ class Holder(Record):
     mib: float | None = None
 
 
-def holders(gpus: Sequence[Mapping[str, Any]], users: Mapping[str, Mapping[int, int]], port: int | None) -> list[Holder]:
+def holders(
+    gpus: Sequence[Mapping[str, Any]], users: Mapping[str, Mapping[int, int]], port: int | None
+) -> list[Holder]:
     """Who holds these GPUs (rows and users as `lib.hosts.local` gives them) and this port (None: a free one is taken)."""
     found = []
     for gpu in gpus:
@@ -59,7 +61,10 @@ def _who(pid: int) -> dict[str, Any]:
     process = local.process_id(pid)
     if process is None:
         return {"by": f"pid {pid}, not visible from here (another container?)", "identity": None}
-    return {"by": f"pid {pid}: {local.command_line(pid) or 'command not readable'}", "identity": local.owner_token(process)}
+    return {
+        "by": f"pid {pid}: {local.command_line(pid) or 'command not readable'}",
+        "identity": local.owner_token(process),
+    }
 
 
 def look(
@@ -89,7 +94,9 @@ def _visible(row: Mapping[str, Any]) -> bool:
     if listed is None:
         return True
     names = [name.strip() for name in listed.split(",") if name.strip()]
-    return any(name == str(row["index"]) or (not name.isdigit() and str(row["uuid"]).startswith(name)) for name in names)
+    return any(
+        name == str(row["index"]) or (not name.isdigit() and str(row["uuid"]).startswith(name)) for name in names
+    )
 
 
 def free_the_way(

@@ -170,7 +170,11 @@ def sweep_markdown() -> str:
         row("key", "default", "meaning"),
         row("---", "---", "---"),
         *(
-            row(f"`{name}`", f"`{json.dumps(field.get_default(call_default_factory=True))}`", field.description or "see above")
+            row(
+                f"`{name}`",
+                f"`{json.dumps(field.get_default(call_default_factory=True))}`",
+                field.description or "see above",
+            )
             for name, field in SweepParams.model_fields.items()
             if name not in NotebookParams.model_fields
         ),

@@ -32,7 +32,22 @@ BUSY_CORES = 0.1
 WINDOW_S = 30.0
 #: Programs that compile kernels; a tree that runs one is compiling.
 COMPILERS = frozenset(
-    {"nvcc", "cicc", "cudafe++", "ptxas", "nvlink", "fatbinary", "tileiras", "ninja", "cc1plus", "c++", "g++", "gcc", "clang", "ld"}
+    {
+        "nvcc",
+        "cicc",
+        "cudafe++",
+        "ptxas",
+        "nvlink",
+        "fatbinary",
+        "tileiras",
+        "ninja",
+        "cc1plus",
+        "c++",
+        "g++",
+        "gcc",
+        "clang",
+        "ld",
+    }
 )
 #: A last line that announces a compilation. (Capturing graphs compiles too, but a hang there spins: a compiler must show.)
 COMPILE_LINE = re.compile(r"\bJIT\b|[Cc]ompil|autotune|\bninja\b|\bnvcc\b", re.ASCII)
@@ -267,9 +282,8 @@ def same_bits(trial: Ran, other: Ran) -> str | None:
         tail = f" (/server_info repeats {says})" if says == trial.asked[name] else f" (/server_info says {says})"
         told.append(f"{name}={trial.asked[name]}{tail}")
     its_names = ", ".join(str(other.asked[n]) for n in sorted(names))
-    return (
-        f"bit-identical to {other.id}, which asked for {its_names}: {', '.join(told)} had no effect"
-        + ("" if names & set(other.proven) else f" (or {its_names} did not run there)")
+    return f"bit-identical to {other.id}, which asked for {its_names}: {', '.join(told)} had no effect" + (
+        "" if names & set(other.proven) else f" (or {its_names} did not run there)"
     )
 
 
@@ -423,7 +437,9 @@ def _under_load(f: Facts, limit: float, garbage: float) -> Outcome | None:
     )
     if f.load.worst_piece > base + garbage:
         return Outcome(outcome="garbage_under_load", reason=words, shown_by="load")
-    if f.load.worst_piece > base + limit and not f.is_reference:  # the reference's own is the noise that others may have
+    if (
+        f.load.worst_piece > base + limit and not f.is_reference
+    ):  # the reference's own is the noise that others may have
         return Outcome(outcome="numerically_off", reason=f"{words}; limit {limit:g}", shown_by="load")
     return None
 
@@ -497,7 +513,9 @@ def choose(trials: Sequence[Candidate], reference: str) -> Choice:
     if not timed:
         first = next((t for t in working if t.id == reference), working[0])
         why = "it computes what it should, and no speed of any trial is known"
-        return Choice(id=first.id, why=why, would_change=[c for c in _failing(trials) if not c[0].startswith(f"{first.id} (")])
+        return Choice(
+            id=first.id, why=why, would_change=[c for c in _failing(trials) if not c[0].startswith(f"{first.id} (")]
+        )
     fastest = max(timed, key=_rate)
     floor = fastest.speed.low if fastest.speed is not None and fastest.speed.low is not None else _rate(fastest)
     noise = launch_noise(trials, reference)

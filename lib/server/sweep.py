@@ -253,7 +253,14 @@ def expected_rows(run: NotebookRun) -> list[dict[str, Any]]:
         )
     for left in planned(run).left_out:
         rows.append(
-            {"trial": left.what, "asked": "", "expected": "left out", "why": left.why, "launched": "no", "source": "params"}
+            {
+                "trial": left.what,
+                "asked": "",
+                "expected": "left out",
+                "why": left.why,
+                "launched": "no",
+                "source": "params",
+            }
         )
     return rows
 
@@ -268,8 +275,12 @@ def host_rows(run: NotebookRun) -> list[dict[str, Any]]:
     if not files:
         return []
     seen = json.loads(files[-1].read_text())
-    rows = [{"what": h["what"], "held by": h["by"], "identity": h["identity"] or "", "MiB": h["mib"]} for h in seen["held"]]
-    free = [f"GPU {g['index']} ({g['uuid']})" for g in seen["gpus"] if not any(g["uuid"] in h["what"] for h in seen["held"])]
+    rows = [
+        {"what": h["what"], "held by": h["by"], "identity": h["identity"] or "", "MiB": h["mib"]} for h in seen["held"]
+    ]
+    free = [
+        f"GPU {g['index']} ({g['uuid']})" for g in seen["gpus"] if not any(g["uuid"] in h["what"] for h in seen["held"])
+    ]
     rows += [{"what": name, "held by": "nobody: free", "identity": "", "MiB": None} for name in free]
     if not seen["gpus"]:
         rows.append({"what": "GPUs", "held by": f"there are none: {seen['reason']}", "identity": "", "MiB": None})
@@ -459,9 +470,7 @@ def _put_aside(folder: Path) -> None:
         folder.rename(folder.with_name(f"{folder.name}.earlier-{uuid.uuid4().hex[:6]}"))
 
 
-def _launch_and_question(
-    run: NotebookRun, params: SweepParams, trial: Planned, handle: ServerHandle
-) -> LaunchRecord:
+def _launch_and_question(run: NotebookRun, params: SweepParams, trial: Planned, handle: ServerHandle) -> LaunchRecord:
     """Launches a trial and asks it everything but its speed; stops asking at the first answer that settles it."""
     with contextlib.suppress(ServerDied, NotReady):
         handle.get()
@@ -600,14 +609,10 @@ def _unsound(reference: Facts, params: SweepParams) -> str | None:
 def _predicted_words(one: Expected) -> str:
     first = one.found[0]
     code = "" if first.exit_code is None else f", exit {first.exit_code}"
-    return (
-        f"predicted {first.outcome.replace('_', ' ')}{code}: {first.reason} [{first.source}]; `verify: all` (or its id) launches it"
-    )
+    return f"predicted {first.outcome.replace('_', ' ')}{code}: {first.reason} [{first.source}]; `verify: all` (or its id) launches it"
 
 
-def _facts(
-    run: NotebookRun, params: SweepParams, trial: Planned, reference: Planned, launch: LaunchRecord
-) -> Facts:
+def _facts(run: NotebookRun, params: SweepParams, trial: Planned, reference: Planned, launch: LaunchRecord) -> Facts:
     """What is known of a launched trial."""
     folder = run.log_file(launch).parent
     ready = launch.ready_s is not None
@@ -675,7 +680,9 @@ def _broken(run: NotebookRun, trial: Planned) -> dict[str, Any]:
         if taken.stamp.invalid:
             return {"invalid": f"{name}: {taken.stamp.invalid}"}
         if error.startswith("ServerDied"):
-            return {"died": f"{_doing(name)}, {error.removeprefix('ServerDied: ').replace('exit code None', 'no exit code')}"}
+            return {
+                "died": f"{_doing(name)}, {error.removeprefix('ServerDied: ').replace('exit code None', 'no exit code')}"
+            }
         if "Timeout" in error:
             limit = f"{_params(run).answer_timeout_s:g} s"
             seen = watching.read_samples(taken.folder)
@@ -716,13 +723,15 @@ def _answer(run: NotebookRun, trial: Planned, expect: str | None) -> Answer | No
 def _said(answer: Answer | None) -> str:
     if answer is None:
         return ""
-    sign = f" ({answer.degenerate}; nothing is expected of this model, so its numbers must tell)" if answer.degenerate else ""
+    sign = (
+        f" ({answer.degenerate}; nothing is expected of this model, so its numbers must tell)"
+        if answer.degenerate
+        else ""
+    )
     return f"answers {answer.text.strip()[:30]!r}{sign}"
 
 
-def _garbage(
-    answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun
-) -> tuple[str | None, str]:
+def _garbage(answer: Answer | None, its: Answer | None, trial: Planned, run: NotebookRun) -> tuple[str | None, str]:
     """What shows garbage in the answers of a trial that was asked alone, and which raw file holds it."""
     if answer is not None and answer.correct is False:
         sign = f"; {answer.degenerate}" if answer.degenerate else ""
@@ -786,7 +795,9 @@ def _same_bits(ran: Mapping[str, Ran], trials: Sequence[Planned], reference: Pla
             if other.id == trial.id or trial.id in found:
                 continue
             differ = {n for n in {*mine.asked, *other.asked} if mine.asked.get(n) != other.asked.get(n)}
-            if all(other.asked.get(n) == base.asked.get(n) for n in differ) and (words := outcomes.same_bits(mine, other)):
+            if all(other.asked.get(n) == base.asked.get(n) for n in differ) and (
+                words := outcomes.same_bits(mine, other)
+            ):
                 found[trial.id] = words
     return found
 
@@ -801,7 +812,13 @@ def not_honoured(run: NotebookRun, flags: Mapping[str, Any], launch: LaunchRecor
     asked_of = outcomes.by_field(flags)
     for backend in log.backends if log else []:
         asked = asked_of.get(backend.kind)
-        if asked and asked != "auto" and backend.taken and backend.taken != asked and backend.known_by in ("line", "trace"):
+        if (
+            asked
+            and asked != "auto"
+            and backend.taken
+            and backend.taken != asked
+            and backend.known_by in ("line", "trace")
+        ):
             info = run.server_info(launch) or {}
             repeats = f"; /server_info still says {info.get(backend.kind)}" if info.get(backend.kind) == asked else ""
             evidence = run.evidence(file, backend.line_no, backend.line)
@@ -1054,7 +1071,12 @@ def agreement_rows(run: NotebookRun, sweep: Sweep) -> list[dict[str, Any]]:
 def _compared(run: NotebookRun, trial: Planned, name: str = "scores") -> list[dict[str, Any]]:
     """Scores as `compare_scores` takes them; the first token of each piece has none."""
     return [
-        {"name": p.key, "key": p.key, "ids_sha256": p.ids_sha256, "logprobs": [x if x is not None else 0.0 for x in p.logprobs]}
+        {
+            "name": p.key,
+            "key": p.key,
+            "ids_sha256": p.ids_sha256,
+            "logprobs": [x if x is not None else 0.0 for x in p.logprobs],
+        }
         for p in _scores(run, trial, name)
         if p.problem is None
     ]
@@ -1119,7 +1141,9 @@ def verdicts(run: NotebookRun, sweep: Sweep) -> list[Verdict]:
     stops = [t for t in launched if t.launch and t.launch.stop and t.launch.stop.gone]
     unknown = [t for t in stops if t.launch and t.launch.stop and t.launch.stop.gpu_back is None]
     words = f"{len(stops)} of {len(launched)}: no process, port free"
-    words += f"; GPU memory back for {len(stops) - len(unknown)}" if len(unknown) < len(stops) else "; no GPU to give back"
+    words += (
+        f"; GPU memory back for {len(stops) - len(unknown)}" if len(unknown) < len(stops) else "; no GPU to give back"
+    )
     made.append(
         Verdict(
             id="gone", claim="Every server that was launched is gone, with all that it held",

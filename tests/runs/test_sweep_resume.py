@@ -83,7 +83,9 @@ def test_an_interrupt_at_every_place_inside_a_trial(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(NotebookRun, "measure", stopping(NotebookRun.measure, named))
     launch = sweep._launch_and_question
     monkeypatch.setattr(
-        sweep, "_launch_and_question", stopping(launch, lambda _r, _p, t, _h: "before the launch" if t.id == "a" else "")
+        sweep,
+        "_launch_and_question",
+        stopping(launch, lambda _r, _p, t, _h: "before the launch" if t.id == "a" else ""),
     )
     files = sweep.kernel_files
     calls: list[int] = []

@@ -93,7 +93,12 @@ class Answers(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do_GET(self) -> None:
-        info = {"version": VERSION, "model_path": option("--model-path"), "random_seed": 42, "attention_backend": BACKEND}
+        info = {
+            "version": VERSION,
+            "model_path": option("--model-path"),
+            "random_seed": 42,
+            "attention_backend": BACKEND,
+        }
         said = {"/health": {}, "/server_info": info, "/v1/models": {"data": [{"id": "standin"}]}}.get(self.path)
         self.send(said if said is not None else {}, 200 if said is not None else 404)
 
@@ -162,7 +167,9 @@ def main() -> None:
         print(VERSION)
         return
     if BACKEND == "flashinfer":
-        print("importlib.metadata.PackageNotFoundError: No package metadata was found for flashinfer_python", flush=True)
+        print(
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for flashinfer_python", flush=True
+        )
         sys.exit(1)
     say(f"server_args=ServerArgs(model_path='m', attention_backend='{BACKEND}')")
     if MODE == "no-amx":

@@ -131,7 +131,9 @@ def test_what_went_wrong_under_load(changes: dict[str, Any], words: str | None) 
     raw = {"in_flight_max": 4, "requests": [answered(), answered(**changes)]}
     garbage, failed, silent = gate.load_faults(raw, " Paris", " Paris, the")
     assert failed is None and silent is None
-    assert garbage is None if words is None else words in (garbage or "") and "1 of 2 requests, up to 4" in (garbage or "")
+    assert (
+        garbage is None if words is None else words in (garbage or "") and "1 of 2 requests, up to 4" in (garbage or "")
+    )
 
 
 def test_without_an_expected_answer_a_sign_counts_that_is_not_there_alone() -> None:
@@ -144,12 +146,19 @@ def test_without_an_expected_answer_a_sign_counts_that_is_not_there_alone() -> N
 def test_refused_and_silent_requests_are_no_garbage() -> None:
     """HTTP 500 is a failure, no answer a hang."""
     failed = {"in_flight_max": 4, "requests": [answered(error="500"), answered()]}
-    assert gate.load_faults(failed, " Paris", None) == (None, "1 of 2 requests, up to 4 in flight, failed; first: 500", None)
+    assert gate.load_faults(failed, " Paris", None) == (
+        None,
+        "1 of 2 requests, up to 4 in flight, failed; first: 500",
+        None,
+    )
     silent = {"in_flight_max": 4, "requests": [answered(error="ReadTimeout", timed_out=True)]}
     assert "got no answer" in (gate.load_faults(silent, " Paris", None)[2] or "")
 
 
 def test_a_piece_with_nan_is_kept_as_a_problem() -> None:
     """What is no number is never compared as one."""
-    rows = [{"key": "0", "ids": [1, 2], "logprobs": [None, None], "error": None}, {"key": "1", "ids": None, "logprobs": [], "error": "x"}]
+    rows = [
+        {"key": "0", "ids": [1, 2], "logprobs": [None, None], "error": None},
+        {"key": "1", "ids": None, "logprobs": [], "error": "x"},
+    ]
     assert [p.problem is not None for p in gate.pieces_from(rows)] == [True, True]

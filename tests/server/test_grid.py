@@ -176,7 +176,10 @@ def test_without_gpus_or_with_one_each_trial_has_the_host_to_itself() -> None:
 
 def test_trials_run_side_by_side_as_far_as_gpus_last() -> None:
     """Three GPUs: three single trials, or one that needs two and one single; more than there are is left to the server."""
-    assert grid.waves({"a": 1, "b": 1, "c": 1, "d": 1}, ["0", "1", "2"]) == [{"a": ["0"], "b": ["1"], "c": ["2"]}, {"d": ["0"]}]
+    assert grid.waves({"a": 1, "b": 1, "c": 1, "d": 1}, ["0", "1", "2"]) == [
+        {"a": ["0"], "b": ["1"], "c": ["2"]},
+        {"d": ["0"]},
+    ]
     assert grid.waves({"a": 2, "b": 2, "c": 1}, ["0", "1", "2"]) == [{"a": ["0", "1"], "c": ["2"]}, {"b": ["0", "1"]}]
     assert grid.waves({"a": 8, "b": 1}, ["0", "1"]) == [{"a": []}, {"b": ["0"]}]
 

@@ -18,7 +18,9 @@ from lib.server.outcomes import Candidate, Difference, Facts, Piece, Ran, Sample
 def quiet(seconds: int, cores: float, line: str = "Load weight begin", compilers: tuple[str, ...] = ()) -> list[Sample]:
     """A server that wrote 100 bytes at second 10 and nothing for `seconds` afterwards."""
     return [Sample(t_s=9, log_bytes=50, cpu_s=5, last_line="before")] + [
-        Sample(t_s=10 + t, log_bytes=100, cpu_s=5 + t * cores, last_line=line if t == 0 else "", compilers=list(compilers))
+        Sample(
+            t_s=10 + t, log_bytes=100, cpu_s=5 + t * cores, last_line=line if t == 0 else "", compilers=list(compilers)
+        )
         for t in range(seconds + 1)
     ]
 
@@ -101,7 +103,11 @@ SERVES: dict[str, Any] = {
         ({"load": apart(0.01, worst=0.3), "load_reference": apart(0.01, worst=0.29)}, "works", ""),
         ({"ignored": "triton runs"}, "silently_ignored", "triton runs"),
         ({"same_bits": "bit-identical to ref"}, "silently_ignored", "bit-identical"),
-        ({"ignored": "triton runs", "same_bits": "bit-identical to ref"}, "silently_ignored", "triton runs; bit-identical"),
+        (
+            {"ignored": "triton runs", "same_bits": "bit-identical to ref"},
+            "silently_ignored",
+            "triton runs; bit-identical",
+        ),
         ({"client": "client lag"}, "client_bound", "client lag"),
         # what outweighs what
         ({"ignored": "x", "garbage": "it is garbage"}, "garbage", ""),
@@ -278,7 +284,10 @@ def test_a_difference_is_taken_piece_by_piece() -> None:
 
     (0.1 x 3 + 0.5 x 1) / 4 = 0.2; the worst piece lies 0.5 off.
     """
-    base = [Piece(key="0", ids_sha256="a", logprobs=[None, -1, -2, -3]), Piece(key="1", ids_sha256="b", logprobs=[None, -1])]
+    base = [
+        Piece(key="0", ids_sha256="a", logprobs=[None, -1, -2, -3]),
+        Piece(key="1", ids_sha256="b", logprobs=[None, -1]),
+    ]
     other = [
         Piece(key="0", ids_sha256="a", logprobs=[None, -1.1, -2.1, -3.1]),
         Piece(key="1", ids_sha256="b", logprobs=[None, -1.5]),
@@ -298,7 +307,9 @@ def one(name: str, speed: float | None, half: float = 1.0, far: float = 0.0, out
         if speed is not None
         else Measured(value=None, reason="no")
     )
-    return Candidate(id=name, outcome=outcome, speed=rate, fidelity=Measured(value=far, unit="nat/token"), reason="its line")
+    return Candidate(
+        id=name, outcome=outcome, speed=rate, fidelity=Measured(value=far, unit="nat/token"), reason="its line"
+    )
 
 
 def test_the_fastest_is_chosen_where_intervals_part() -> None:
@@ -329,9 +340,7 @@ def test_two_launches_of_the_same_kernels_measure_the_noise_of_a_launch() -> Non
 
 def test_what_fails_is_never_chosen_and_says_what_would_change_that() -> None:
     """A fast garbage backend stays out; skipped, ignored and failing trials are named with their condition."""
-    made = choose(
-        [one("ref", 10), one("bad", 900, outcome="garbage"), one("x", None, outcome="skipped")], "ref"
-    )
+    made = choose([one("ref", 10), one("bad", 900, outcome="garbage"), one("x", None, outcome="skipped")], "ref")
     assert made.id == "ref" and "only one that works" in made.why
     assert ("bad (garbage)", "if this were gone: its line") in made.would_change
     assert any(which == "x (skipped)" and why.startswith("if it were launched") for which, why in made.would_change)
@@ -346,4 +355,3 @@ def test_the_reference_rows_have_sources_versions_and_known_outcomes() -> None:
     for known in rows.values():
         assert known.outcome in OUTCOMES and known.versions and known.hardware and known.source
         assert all(outcomes.FIELD.get(name, name) in {f for d in AXES.values() for f in d} for name in known.setting)
-

@@ -52,9 +52,19 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     """One sweep with all of them."""
-    special = {"triton": candidate(""), "same": candidate("", "other", ) | {"id": "same"}, "flashinfer": candidate("", "flashinfer")}
+    special = {
+        "triton": candidate(""),
+        "same": candidate(
+            "",
+            "other",
+        )
+        | {"id": "same"},
+        "flashinfer": candidate("", "flashinfer"),
+    }
     made = [special.get(name) or candidate(name) for name in EXPECTED if name != "ref"]
-    return Place(tmp_path_factory.mktemp("sweep"), made, quiet_timeout_s=2.0, compile_timeout_s=4.0, answer_timeout_s=6.0)
+    return Place(
+        tmp_path_factory.mktemp("sweep"), made, quiet_timeout_s=2.0, compile_timeout_s=4.0, answer_timeout_s=6.0
+    )
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +267,9 @@ def test_a_rebuild_without_the_raw_files_says_what_is_missing(tmp_path: Path) ->
 
 
 # --- side by side, on a host with two GPUs as nvidia-smi would show them -----------------------------------------------
-def fake_gpus(monkeypatch: pytest.MonkeyPatch, users: dict[str, dict[int, int]] | None = None, used: float = 3.0) -> None:
+def fake_gpus(
+    monkeypatch: pytest.MonkeyPatch, users: dict[str, dict[int, int]] | None = None, used: float = 3.0
+) -> None:
     row = {"name": "FAKE", "memory_total_mib": 1000.0, "driver_version": "1", "compute_cap": "9.0"}
     rows = [{**row, "index": str(i), "uuid": f"GPU-{i}", "memory_used_mib": used} for i in range(2)]
     monkeypatch.setattr(local, "gpus", lambda: (rows, None))
@@ -339,7 +351,9 @@ def test_a_sweep_refuses_while_a_gpu_is_held(tmp_path: Path, monkeypatch: pytest
     try:
         fake_gpus(monkeypatch, {"GPU-1": {other.pid: 612}})
         place = Place(tmp_path, [])
-        assert not any("GPU" in r["what"] and r["identity"] for r in sweep.host_rows(place.open()))  # it runs on the CPU
+        assert not any(
+            "GPU" in r["what"] and r["identity"] for r in sweep.host_rows(place.open())
+        )  # it runs on the CPU
         place.profile_yaml["server"]["flags"] = {}
         rows = sweep.host_rows(place.open())
         assert any(str(other.pid) in r["held by"] and r["identity"] for r in rows if "GPU 1" in r["what"])
@@ -382,9 +396,11 @@ def test_exactly_the_named_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     try:
         mine = local.process_id(other.pid)
         assert mine
-        held = lambda: [  # noqa: E731
-            holders.Holder(what="GPU 0 (x)", by="it", identity=local.owner_token(mine), mib=9.0)
-        ] if mine.alive() else []
+        one = holders.Holder(what="GPU 0 (x)", by="it", identity=local.owner_token(mine), mib=9.0)
+
+        def held() -> list[holders.Holder]:
+            return [one] if mine.alive() else []
+
         stranger = f"{mine.pid}:{mine.start_time - 50!r}:{(mine.ticks or 0) - 5000}"
         with pytest.raises(Busy):
             holders.free_the_way(held, [stranger], lambda _: None)
