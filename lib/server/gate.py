@@ -22,6 +22,7 @@ from typing import Any
 
 from lib.errors import ServerError
 from lib.hosts import local
+from lib.load.benchmark import send_level
 from lib.results import Answering
 from lib.server.answers import ask
 from lib.server.control import Control
@@ -31,6 +32,8 @@ from lib.server.watching import watch_silence
 
 #: The pieces are the text divided by these.
 SHARES = (1, 2, 4, 8)
+#: Seconds within which a server that has answered everything comes to rest.
+REST_S = 60.0
 
 
 def pieces_of(ids: Sequence[int]) -> list[list[int]]:
@@ -47,6 +50,28 @@ def pieces_of(ids: Sequence[int]) -> list[list[int]]:
     return made
 
 
+def flush(control: Control) -> None:
+    """Empties the prefix cache once the server is at rest: right after an answer SGLang may still count its request (400).
+
+    Raises:
+        ServerError: it refuses for longer than REST_S, or for another reason.
+    """
+    deadline = time.monotonic() + REST_S
+    while True:
+        try:
+            return control.flush_cache()
+        except ServerError as error:
+            if "400" not in (error.found or "") or time.monotonic() > deadline:
+                raise
+        time.sleep(0.25)
+
+
+def benchmark_level(server: Answering, folder: Path, **level: Any) -> None:
+    """One level of the load client on a server that is at rest; see `lib.load.benchmark.send_level`."""
+    flush(server.control)
+    send_level(server, folder, **level)
+
+
 def ask_alone(server: Answering, folder: Path, prompt: str, max_new_tokens: int, timeout_s: float) -> None:
     """Asks the known answer (answer.json); of a server that does not answer it keeps what it was doing."""
     try:
@@ -61,7 +86,7 @@ def score_alone(server: Answering, folder: Path, pieces: Sequence[list[int]], ti
     """Scores each piece by one request after a cache flush and writes scores.json; a timeout ends it."""
     made = []
     for place, ids in enumerate(pieces):
-        server.control.flush_cache()
+        flush(server.control)
         made.append(_score(server.control, f"{place:02d}", ids, timeout_s))
         local.write_atomic(folder / "scores.json", json.dumps(made))
         _raise_if_silent(server, folder, made[-1:], timeout_s)
@@ -69,11 +94,11 @@ def score_alone(server: Answering, folder: Path, pieces: Sequence[list[int]], ti
 
 def continue_alone(server: Answering, folder: Path, ids: Sequence[int], new_tokens: int, timeout_s: float) -> None:
     """Continues a text greedily, then scores that continuation by prefill on the same server (decode.json)."""
-    server.control.flush_cache()
+    flush(server.control)
     answer = _generate(server.control, {"input_ids": list(ids)}, new_tokens, timeout_s)
     made: dict[str, Any] = {"asked": list(ids), "answer": answer, "rescored": None}
     if answer["error"] is None and answer["ids"]:
-        server.control.flush_cache()
+        flush(server.control)
         made["rescored"] = _score(server.control, "own", [*ids, *answer["ids"]], timeout_s)
     local.write_atomic(folder / "decode.json", json.dumps(made))
     _raise_if_silent(server, folder, [r for r in (answer, made["rescored"]) if r], timeout_s)
@@ -105,7 +130,7 @@ def ask_under_load(
                  "tokens": chosen.choice((8, 16, 32, 48))}
             )  # fmt: skip
     chosen.shuffle(jobs)
-    server.control.flush_cache()
+    flush(server.control)
     began, given_up = time.monotonic(), threading.Event()
 
     def one(job: dict[str, Any]) -> dict[str, Any]:

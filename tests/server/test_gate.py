@@ -80,6 +80,22 @@ def test_alone_means_one_at_a_time_after_a_flush(tmp_path: Path) -> None:
     assert Control.most == 1 and Control.flushed == 4 and Control.prompts == [64, 32, 16, 8]
 
 
+def test_a_flush_waits_until_the_server_is_at_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on a real server: right after an answer /flush_cache says 400 for a moment. Any other refusal is an error at once."""
+    refusals = iter([ServerError("/flush_cache", "400 'Flush cache failed.'")] * 2)
+
+    def flush_cache(_: Control) -> None:
+        if refused := next(refusals, None):
+            raise refused
+
+    monkeypatch.setattr(Control, "flush_cache", flush_cache)
+    gate.flush(Control())  # type: ignore[arg-type]
+    assert next(refusals, None) is None
+    refusals = iter([ServerError("/flush_cache", "500 'x'")])
+    with pytest.raises(ServerError, match="500"):
+        gate.flush(Control())  # type: ignore[arg-type]
+
+
 def test_under_load_is_concurrent_and_mixed(tmp_path: Path) -> None:
     """As many requests in flight as asked, of several kinds and lengths, each recorded with its times."""
     gate.ask_under_load(Server(), tmp_path, gate.pieces_of(list(range(64))), "p", 6, 5, 2, 5)  # type: ignore[arg-type]
