@@ -529,7 +529,7 @@ def _measure_speed(run: NotebookRun, params: SweepParams, trial: Planned, handle
         )
     for number in range(1, params.speed_repeats + 1):
         level = run.measure(
-            f"{trial.id}/speed-{number}", handle, send_level, keep_errors=True,
+            f"{trial.id}/speed-{number}", handle, gate.benchmark_level, keep_errors=True,
             concurrency=params.speed_concurrency, count=requests_per_level(params.speed_concurrency), dataset="code",
             input_len=params.speed_input_len, output_len=params.speed_output_len, api="completions", seed=number,
             vocab_size=None, gap_timeout_s=params.answer_timeout_s, api_key_env=handle.params.api_key_env,
