@@ -130,29 +130,83 @@ class BuildParams(NotebookParams):
 
 
 class Candidate(_Params):
-    """One row of the sweep: flags and environment on top of the profile's."""
+    """One row of the sweep: flags and environment on top of the profile's; perhaps another environment or checkpoint."""
 
-    id: str = Field(pattern=r"^[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*$")
+    id: str = Field(pattern=r"^[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*$", max_length=120)
     flags: dict[str, FlagValue] = {}
     environment: dict[str, str] = {}
+    python: str | None = Field(default=None, description="interpreter of another SGLang; None: the profile's")
+    model: str | None = Field(
+        default=None, description="another checkpoint with the same tokenizer; None: the profile's"
+    )
     ready_timeout_s: float | None = Field(default=None, gt=0)
+    quiet_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
+    compile_timeout_s: float | None = Field(default=None, gt=0, description="None: the sweep's")
 
     @field_validator("id")
     @classmethod
     def _not_a_folder_of_the_run(cls, value: str) -> str:
-        if value in ("servers", "documents", "checkpoint", "host"):
+        if value in ("servers", "documents", "checkpoint", "host", "calibration", "holders", "expected"):
             raise ValueError(f"{value!r} names a folder of the run; choose another id")
         return value
 
 
-class SweepParams(NotebookParams):
-    """02: the candidates, in order; the first that works and has the id `reference` is what others are compared with."""
+class Link(_Params):
+    """A trial that has all of `when` also gets these flags and variables: a backend that only runs with another flag."""
 
-    reference: str = "torch_native"
-    candidates: list[Candidate] = Field(min_length=1)
-    text_tokens: int = Field(default=512, ge=16, description="tokens of real text scored as a quality gate")
+    when: dict[str, FlagValue] = Field(min_length=1)
+    flags: dict[str, FlagValue] = {}
+    environment: dict[str, str] = {}
+    why: str = Field(min_length=1)
+
+
+class Exclusion(_Params):
+    """A trial that has all of `when` is left out, and the table says why."""
+
+    when: dict[str, FlagValue] = Field(min_length=1)
+    why: str = Field(min_length=1)
+
+
+class SweepParams(NotebookParams):
+    """02: which trials (a list, a grid, or both), what each is compared with, and when waiting for one ends."""
+
+    reference: str = Field(default="torch_native", description="id of the trial that the others are compared with")
+    candidates: list[Candidate] = Field(
+        default=[], description="named trials: id, flags, environment; also python, model and deadlines of their own"
+    )
+    axes: dict[str, list[FlagValue]] = Field(
+        default={},
+        description="a grid: a flag, an axis of docs/backends.md, or env:NAME, and its values; null: as the profile",
+    )
+    cross: bool = Field(default=True, description="False: only one axis away from the reference at a time")
+    links: list[Link] = Field(default=[], description="flags and variables that a trial with all of `when` also gets")
+    exclude: list[Exclusion] = Field(
+        default=[], description="trials with all of `when` are left out, and listed with `why`"
+    )
+    verify: Literal["none", "all"] | list[str] = Field(
+        default="none",
+        description="trials that this version is known to refuse or ignore are launched all the same: all, or by id",
+    )
+    text_tokens: int = Field(default=512, ge=64, description="tokens of real text in the longest scored piece")
     limit_nats: float = Field(
         default=0.05, gt=0, description="largest mean |log-probability difference| that still counts as equal"
+    )
+    garbage_nats: float = Field(default=1.0, gt=0, description="from this mean difference on it is garbage")
+    load_concurrency: int = Field(default=8, ge=2, description="requests in flight in the gate under load")
+    load_rounds: int = Field(default=2, ge=1, description="how often each piece of text is scored under load")
+    speed_concurrency: int = Field(default=4, ge=1, description="streams of the short benchmark")
+    speed_input_len: int = Field(default=128, ge=1, description="tokens of its prompts (real code)")
+    speed_output_len: int = Field(default=32, ge=2, description="tokens that each request generates")
+    speed_repeats: int = Field(default=3, ge=0, description="levels in one launch, for the interval; 0: no benchmark")
+    quiet_timeout_s: float = Field(default=180.0, gt=0, description="no line and no compiler at work: it hangs")
+    compile_timeout_s: float = Field(default=1200.0, gt=0, description="no line but kernels are being compiled")
+    answer_timeout_s: float = Field(default=120.0, gt=0, description="a request without an answer: it hangs")
+    gpus: list[int] | None = Field(default=None, description="indices of the GPUs that may be used; None: all")
+    may_stop: list[str] = Field(
+        default=[], description="processes that may be ended before the first launch, as pid:start_time[:ticks]"
+    )
+    kernel_cache: str | None = Field(
+        default=None, description="folder for compiled kernels of all trials; None: SGLang's own, shared as well"
     )
 
 

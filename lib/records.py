@@ -38,6 +38,7 @@ OUTCOMES: dict[str, Status] = {
     "crashes": Status.FAIL,
     "hangs": Status.FAIL,
     "garbage": Status.FAIL,
+    "garbage_under_load": Status.FAIL,
     "numerically_off": Status.FAIL,
     "out_of_memory": Status.FAIL,
     "silently_ignored": Status.FAIL,

@@ -127,6 +127,8 @@ class ServerHandle:
 
     def __init__(self, run: NotebookRun, name: str, params: ServerParams, strict: bool = True) -> None:
         self.run, self.name, self.params, self.strict = run, name, params, strict
+        self.beside: bool = False  # may run while other servers of this notebook that may too do
+        self.watch: launching.Watch | None = None
         self._live: Answering | None = None
         self._spec: ServerSpec | None = None
 
@@ -213,6 +215,7 @@ class NotebookRun:
         self._used: list[str] = []
         self.skipped: list[str] = []
         self.recorded: list[ServerIdentity] = []  # servers of runs recorded elsewhere, which have no launch here
+        self.saying = ""  # goes before each line of progress: which of how many, time left
         atexit.register(self.close)
 
     def _load_profile(self) -> Profile:
@@ -273,7 +276,7 @@ class NotebookRun:
 
     def _bring_up(self, handle: ServerHandle) -> Answering:
         for other in self._handles:
-            if other is not handle:
+            if other is not handle and not (other.beside and handle.beside):
                 other.stop()  # one at a time: they would share the machine and falsify each other's numbers
         with self.inside_server():
             place = remote.place_of(self.profile.host)
@@ -284,7 +287,7 @@ class NotebookRun:
             elif place is not None and isinstance(handle.spec, remote.RemoteSpec):
                 live = remote.launch(place, handle.spec, self.raw / "servers", self.say)
             else:
-                live = launching.launch(handle.spec, self.raw / "servers", owners(), self.say)
+                live = launching.launch(handle.spec, self.raw / "servers", owners(), self.say, handle.watch)
         return live
 
     @contextlib.contextmanager
@@ -472,6 +475,10 @@ class NotebookRun:
         """Evidence for a claim: a raw file of this run, a line in it, the words quoted."""
         return Evidence(path=self.path(file), line=line, quote=quote, note=note)
 
+    def note_launch(self, launch_id: str) -> None:
+        """Counts a launch among the servers that this notebook's numbers come from."""
+        self._used.append(launch_id)
+
     def skip(self, what: str, why: str) -> None:
         """Records what this notebook does not do here, and why."""
         self.skipped.append(f"{what}: {why}")
@@ -479,7 +486,7 @@ class NotebookRun:
     def say(self, text: str) -> None:
         """One line of progress for whoever watches the run (the `workbook` command shows it)."""
         with contextlib.suppress(OSError):
-            local.write_atomic(self.folder / ".progress", f"{self.number} {text}")
+            local.write_atomic(self.folder / ".progress", f"{self.number} {self.saying}{text}")
 
     def identities(self) -> list[ServerIdentity]:
         """The servers that this notebook's numbers come from, from their raw records."""

@@ -50,6 +50,7 @@ DOCUMENTS: dict[str, tuple[str, Callable[[], str]]] = {
     "docs/result.schema.json": ("lib.records", result_schema),
     "docs/metrics.md": ("lib.load.metrics", _named("lib.load.metrics", "metrics_markdown")),
     "docs/backends.md": ("lib.server.flags", _named("lib.server.flags", "backends_markdown")),
+    "docs/sweep.md": ("lib.server.known_findings", _named("lib.server.known_findings", "sweep_markdown")),
     "docs/rules.md": ("lib.audit.rules", _named("lib.audit.rules", "rules_markdown")),
     "docs/failures.md": ("lib.server.failures", _named("lib.server.failures", "failures_markdown")),
 }

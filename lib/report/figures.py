@@ -464,6 +464,81 @@ def _bucket(row: Any) -> str:
     return f"{first:,}" if last is None or first == last else f"{first:,}-{last:,}"
 
 
+def speed_fidelity(rows: Iterable[Any], limit_nats: float, *, title: str = "") -> Chart:
+    """Return speed against distance from the reference, one point a trial with both intervals; the others in words below.
+
+    Args:
+        rows: mappings with `trial`, `outcome`, `chosen`, `speed` and `fidelity` (each a `Measured` or None), `quote`.
+        limit_nats: the largest distance that counts as equal, drawn as a line.
+        title: one line above the figure.
+    """
+    listed = list(rows)
+    if not listed:
+        return _nothing(title or "Speed against fidelity", "nothing was tried")
+    points: list[tuple[Any, Measured, Measured]] = []
+    others: list[tuple[Any, Measured, Measured]] = []
+    for row in listed:
+        speed, apart = _measured(_get(row, "speed"), "tok/s"), _measured(_get(row, "fidelity"), "nat/token")
+        pair = _number(speed), _number(apart)
+        (others if None in pair else points).append((row, speed, apart))
+    lines = [_failure_line(row) for row, *_ in others]
+    words = []
+    with matplotlib.rc_context(_STYLE):
+        figure = _chart(8.2, 3.4 + 0.2 * len(lines)) if points else _chart(8.2, 0.7 + 0.2 * len(lines))
+        axes = figure.add_subplot()
+        for place, (row, speed, apart) in enumerate(points):
+            x, y = float(_number(apart) or 0.0), float(_number(speed) or 0.0)
+            good = _get(row, "outcome") == "works"
+            colour = COLOURS[place % len(COLOURS)]
+            axes.errorbar(
+                [x], [y], xerr=_reach(apart, x), yerr=_reach(speed, y), color=colour, marker=MARKERS[place % len(MARKERS)],
+                markerfacecolor=colour if good else "none", linestyle="none", capsize=3, elinewidth=1.1,
+                markersize=9 if _get(row, "chosen") else 6,
+                label=_label(f"{_get(row, 'trial')}: {str(_get(row, 'outcome')).replace('_', ' ')}"
+                             + (" (chosen)" if _get(row, "chosen") else ""), 72),
+            )  # fmt: skip
+            words.append(
+                f"{_get(row, 'trial')} ({str(_get(row, 'outcome')).replace('_', ' ')}): {shown(speed).text(with_n=False)}, "
+                f"{shown(apart).text(with_n=False)} from the reference"
+            )
+        if points:
+            axes.set_xscale("symlog", linthresh=max(limit_nats / 100, 1e-6))
+            farthest = max(float(apart.high or _number(apart) or 0.0) for *_, apart in points)
+            last = max(farthest, limit_nats) * 3
+            axes.set_xlim(-limit_nats / 300, last)
+            decades = [10.0**power for power in range(-9, 6) if limit_nats / 60 < 10.0**power < last]
+            axes.set_xticks([0.0, *decades], ["0", *(f"{tick:g}" for tick in decades)])
+            axes.set_xticks([], minor=True)
+            axes.set_ylim(0, 1.25 * max(float(speed.high or _number(speed) or 0.0) for _, speed, _ in points) or 1)
+            axes.set_xlabel("mean |difference| of log-probability from the reference, nat/token (0: the same bits)")
+            axes.set_ylabel("output tok/s")
+            _limit_line(axes, limit_nats, f"limit {number_text(limit_nats)}", vertical=True)
+            handles, labels = axes.get_legend_handles_labels()
+            figure.legend(handles, labels, loc="outside upper left", ncols=1)
+        else:
+            axes.set_axis_off()
+            axes.set_title(_label("no trial has both a speed and a distance", 120))
+        if lines:
+            text = "\n".join(lines)
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=7.5, color=INK)
+        if title and points:
+            axes.set_title(_label(title, 120), pad=14)
+    said = "; ".join([*words, *lines])
+    return _finished(figure, f"{title or 'Speed against distance from the reference'}. {said}.")
+
+
+def _reach(measured: Measured, value: float) -> list[list[float]] | None:
+    """Lengths of an error bar to both sides, None without an interval."""
+    if measured.low is None or measured.high is None:
+        return None
+    return [[max(0.0, value - max(measured.low, 0.0))], [max(0.0, measured.high - value)]]
+
+
+def _failure_line(row: Any) -> str:
+    outcome = str(_get(row, "outcome")).replace("_", " ")
+    return _label(f"× {_get(row, 'trial')}: {outcome}: {_get(row, 'quote') or 'no line'}", 132)
+
+
 def startup_phases(phases: Iterable[Any], deadline_s: float | None = None, *, title: str = "") -> Chart:
     """Return where a start's seconds went: one bar a phase, or one stacked bar a launch where there are several.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from lib.hosts import local
 from lib.records import Record
 from lib.results import Answering
+from lib.server.outcomes import degenerate
 
 
 class Answer(Record):
@@ -24,10 +24,10 @@ class Answer(Record):
     e2e_s: float | None
 
 
-def ask(server: Answering, folder: Path, prompt: str, max_new_tokens: int) -> None:
+def ask(server: Answering, folder: Path, prompt: str, max_new_tokens: int, timeout_s: float = 600.0) -> None:
     """Asks greedily and writes the raw answer (answer.json)."""
     body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": max_new_tokens}}
-    local.write_atomic(folder / "answer.json", json.dumps(server.control.generate(body), indent=1))
+    local.write_atomic(folder / "answer.json", json.dumps(server.control.generate(body, timeout_s), indent=1))
 
 
 def read_answer(raw: Any, expect: str | None) -> Answer:
@@ -43,21 +43,3 @@ def read_answer(raw: Any, expect: str | None) -> Answer:
         completion_tokens=meta.get("completion_tokens"),
         e2e_s=meta.get("e2e_latency"),
     )
-
-
-def degenerate(text: str) -> str | None:
-    """Why a text looks like garbage whatever the model, or None.
-
-    Signs: empty, replacement characters (U+FFFD), one character or word repeated throughout.
-    Example: `degenerate("!!!!!!!!!!!!")` is `"one character repeated"`.
-    """
-    if not text.strip():
-        return "empty"
-    if text.count("\ufffd") > max(1, len(text) // 20):
-        return "replacement characters (U+FFFD)"
-    if len(text) >= 8 and len(set(text.strip())) == 1:
-        return "one character repeated"
-    words = re.findall(r"\S+", text)
-    if len(words) >= 8 and len(set(words)) == 1:
-        return "one word repeated"
-    return None

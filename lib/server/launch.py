@@ -175,6 +175,10 @@ class LaunchRecord(Record):
     stop: StopProof | None = None
 
 
+#: Looks at a starting server and says why waiting for it makes no sense any more, or None.
+Watch = Callable[["Server", float], str | None]
+
+
 class Server:
     """A server that this workbook launched and owns; use as a context manager or call `stop()`."""
 
@@ -234,14 +238,16 @@ class Server:
             )
         return checks
 
-    def wait_ready(self, say: Callable[[str], None] | None = None) -> None:
+    def wait_ready(self, say: Callable[[str], None] | None = None, watch: Watch | None = None) -> None:
         """Waits until /health answers 200; fails as soon as the process ends, with the cause from its log.
+
+        `watch` is asked about once a second with the server and the seconds since its start; words from it end the wait.
 
         Raises:
             ServerDied, NotReady: with the log's own words; the server is stopped in both cases.
         """
         try:
-            _Waiter(self, say).wait()
+            _Waiter(self, say, watch).wait()
         except BaseException as error:
             self._stop_after(error)
             raise
@@ -413,7 +419,13 @@ def identity_of(folder: Path) -> ServerIdentity:
     )
 
 
-def launch(spec: ServerSpec, folder: Path, owners: list[ProcessId], say: Callable[[str], None] | None = None) -> Server:
+def launch(
+    spec: ServerSpec,
+    folder: Path,
+    owners: list[ProcessId],
+    say: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
+) -> Server:
     """Starts a server under a supervisor and waits until it is ready.
 
     Args:
@@ -421,6 +433,7 @@ def launch(spec: ServerSpec, folder: Path, owners: list[ProcessId], say: Callabl
         folder: parent folder; the launch gets its own folder below it, named by its launch id.
         owners: the server is ended within 10 s when one of these processes is gone (unless `spec.keep`).
         say: takes one line of progress at a time.
+        watch: see `Server.wait_ready`.
 
     Raises:
         PortTaken: the asked port is held; the message names the holder.
@@ -429,7 +442,7 @@ def launch(spec: ServerSpec, folder: Path, owners: list[ProcessId], say: Callabl
     """
     server = start(spec, folder, owners)
     try:
-        server.wait_ready(say)
+        server.wait_ready(say, watch)
     except BaseException as error:
         server._stop_after(error)
         raise
@@ -570,8 +583,8 @@ def _gpu_proof(
 class _Waiter:
     """Waits for one server, reading its log as it grows and saying what it is doing."""
 
-    def __init__(self, server: Server, say: Callable[[str], None] | None) -> None:
-        self.server, self.say = server, say
+    def __init__(self, server: Server, say: Callable[[str], None] | None, watch: Watch | None = None) -> None:
+        self.server, self.say, self.watch = server, say, watch
         self.began = time.monotonic()
         self.offset = 0
         self.rest = b""
@@ -607,6 +620,8 @@ class _Waiter:
                     self._died(elapsed)
                 if elapsed > self.server.spec.ready_timeout_s:
                     self._not_ready(elapsed)
+                if self.watch and (why := self.watch(self.server, elapsed)):
+                    self._not_ready(elapsed, why)
                 if elapsed >= next_probe and self._answers():
                     self._ready(elapsed)
                     return
@@ -677,12 +692,12 @@ class _Waiter:
             f"read {self.server.folder / 'server.log'}",
         )
 
-    def _not_ready(self, elapsed: float) -> None:
+    def _not_ready(self, elapsed: float, why: str | None = None) -> None:
         self.server._update(state="not_ready", ended_s=round(elapsed, 2), phases=self.phases)
         last = self.phases[-1][0] if self.phases else "no line that is known"
         raise NotReady(
             f"{self.server.spec.name!r} becomes ready within {self.server.spec.ready_timeout_s:.0f} s",
-            f"last seen: {last}",
+            f"{why or 'the time is over'}; last seen: {last}",
             f"read {self.server.folder / 'server.log'}, or raise server.ready_timeout_s",
         )
 
