@@ -136,7 +136,7 @@ def compare_scores(
     identical = all(d == 0 for d in differences)
     return ScoreComparison(
         tokens=len(rows),
-        documents=len(pairs),
+        documents=len({r.document for r in rows}),
         pooled=_measured(pooled),
         by_document=_by_document(rows),
         effect=_effect(pooled, identical),

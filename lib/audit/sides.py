@@ -10,7 +10,6 @@ Two servers that don't fit on a machine at once are recorded one after the other
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ from lib.audit.probes import (
     tokenize_documents,
 )
 from lib.audit.tasks import FamilyResult
-from lib.errors import BadInput, ServerError
+from lib.errors import BadInput
 from lib.hosts import local
 from lib.params import ServerParams
 from lib.records import Record
@@ -273,8 +272,6 @@ def _floor_words(floors: Mapping[str, ScoreComparison], limit: float) -> tuple[s
 
 
 def able(folder: Path) -> list[str]:
-    """Families of tasks that the side in this folder can do at shallow depth."""
-    with contextlib.suppress(OSError):
-        found = tasks.able_families(tasks.read_answers(folder / "tasks"))
-        return [f for f, (good, of) in found.items() if tasks.is_able(good, of)]
-    raise ServerError(f"answers to tasks in {folder}", "none")
+    """Families of tasks that were done at shallow depth, from the folder of their answers."""
+    found = tasks.able_families(tasks.read_answers(folder))
+    return [f for f, (good, of) in found.items() if tasks.is_able(good, of)]

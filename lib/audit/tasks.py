@@ -118,7 +118,7 @@ def _renamed(r: random.Random) -> Task:
     a, b, c, other = _names(r, 4)
     value = r.randint(1000, 9999)
     lines = (f"{a}_limit = {value}", f"{other}_limit = {r.randint(1000, 9999)}", f"{b}_limit = {a}_limit", f"{c}_limit = {b}_limit")
-    return Task(lines, f"# {c}_limit is a number:\nassert {c}_limit == ", f"{value}")
+    return Task(lines, f"# {c}_limit is a number:\nassert {c}_limit ==", f"{value}")
 
 
 def _tool_call(r: random.Random) -> Task:

@@ -110,7 +110,7 @@ def _sides(
     notes.append(sides.check_same_vocabulary(other, documents))
     (b / "documents").mkdir(exist_ok=True)
     (b / "documents" / "documents.json").write_text(json.dumps(documents))
-    families = sides.able(a) if wanted.task_count else None
+    families = sides.able(a / "tasks") if wanted.task_count else None
     if families is not None and not families:
         notes.append("tasks: none that A can do, or none asked when it was recorded")
     notes += [f"B: {c}" for c in sides.record_side(other, b, wanted, documents, floor=False, families=families)]
