@@ -205,10 +205,12 @@ def score_documents(
     began, request_s, flush_s, taken = time.monotonic(), 0.0, 0.0, 0
     key = getattr(getattr(server, "record", None), "key", None)
     pending: Future[None] | None = None
+    earlier = [folder, *sorted(folder.parent.glob(f"{folder.name}.earlier-*"))]
+    there = {path.name: path for place in reversed(earlier) for path in place.glob("scores-*.json")}
     with ThreadPoolExecutor(1) as writer:
         for place, document in enumerate(progress_bar(documents, desc="scoring", unit="document")):
             file = folder / f"scores-{place:02d}.json"
-            if _kept(file, document, top_logprobs, key):
+            if file.name in there and _kept(there[file.name], file, document, top_logprobs, key):
                 continue
             flush_s += empty_cache(server) if flush else 0.0
             sent = time.monotonic()
@@ -244,19 +246,15 @@ def _scoring_body(ids: Sequence[int], top_logprobs: int) -> dict[str, Any]:
     }
 
 
-def _kept(file: Path, document: Mapping[str, Any], top_logprobs: int, key: str | None) -> bool:
+def _kept(found: Path, file: Path, document: Mapping[str, Any], top_logprobs: int, key: str | None) -> bool:
     """True if this document was scored already: here, or in an interrupted attempt on a server of the same configuration."""
-    wanted = ids_sha256(document["ids"])
-    for place in (file, *sorted(file.parent.parent.glob(f"{file.parent.name}.earlier-*/{file.name}"))):
-        if not place.is_file():
-            continue
-        with contextlib.suppress(ValueError, OSError):
-            found = json.loads(place.read_text())
-            same = found.get("ids_sha256") == wanted and found.get("top_logprobs", 0) == top_logprobs
-            if same and key is not None and found.get("server_key") == key:
-                if place != file:
-                    local.write_atomic(file, json.dumps(found))
-                return True
+    with contextlib.suppress(ValueError, OSError):
+        record = json.loads(found.read_text())
+        same = record.get("ids_sha256") == ids_sha256(document["ids"]) and record.get("top_logprobs", 0) == top_logprobs
+        if same and key is not None and record.get("server_key") == key:
+            if found != file:
+                local.write_atomic(file, json.dumps(record))
+            return True
     return False
 
 

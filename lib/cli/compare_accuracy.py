@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.audit import sides
-from lib.audit.compare import LEVEL, ScoreComparison
+from lib.audit.compare import ScoreComparison
 from lib.audit.sides import AccuracyReport, Wanted
 from lib.errors import BadInput
 from lib.records import Measured
@@ -141,7 +141,7 @@ def text(report: AccuracyReport, a: Path, b: Path | None) -> str:
     """The readable form: verdict, effect, floor, buckets, largest differences, tasks, time."""
     out = [f"{report.outcome}: {report.reason}"]
     if report.effect:
-        out.append(f"effect: {report.effect} ({report.effect_reason}; noise is called a loss in {LEVEL:.0%})")
+        out.append(f"effect: {report.effect} ({report.effect_reason})")
     if report.needed_tokens:
         out.append(f"needed: about {report.needed_tokens:,} tokens in all")
     out.append("")
