@@ -12,8 +12,10 @@ import pytest
 
 from lib.audit.probes import ids_sha256
 from lib.audit.sides import Wanted, check_same_vocabulary, compare_sides, default_lengths, record_side, tokenize_side
+from lib.audit.tasks import make_items
 from lib.cli import main
 from lib.errors import BadInput
+from tests.audit.stub_server import Stub, serving
 
 
 def side(folder: Path, shift: float = 0.0, noise: float = 0.0, seed: int = 1, floor: bool = True, tasks: str = "") -> Path:
@@ -150,3 +152,53 @@ def test_default_lengths_reach_the_context() -> None:
     assert default_lengths({"max_req_input_len": 4096, "max_total_num_tokens": 10**6}) == [1022, 1022, 2044, 2044, 4088, 4088]
     with pytest.raises(BadInput):
         default_lengths({"max_req_input_len": 200})
+
+
+TEXTS = [x for name in ("argparse", "typing", "tarfile", "inspect", "doctest", "pdb") for x in ("--document", name)]
+
+
+def test_two_servers_over_http_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Texts, floors (again and under load), buckets, tasks, largest differences with their text, and the time around it all."""
+    items = {i.prompt: i.expected.removeprefix('{"name": "') for i in make_items(6, 300)}
+    far = {p for p in items if len(p) > 1100}
+    a, b = Stub(answer=items.get), Stub(0.05, 0.02, answer=lambda p: "?" if p in far else items.get(p))
+    with serving(a) as one, serving(b) as other:
+        given = ["compare-accuracy", "--a", one, "--b", other, *TEXTS, "--tokens", "400", "--bucket", "128", "--out", str(tmp_path)]
+        assert main([*given, "--tasks", "6", "--task-tokens", "300", "--json", "--fail-on-loss"]) == 1
+        found = json.loads(capsys.readouterr().out)
+        asked = (a.scored, b.scored)
+        assert main([*given, "--tasks", "6", "--task-tokens", "300"]) == 0
+    assert (a.scored, b.scored) == asked, "a second call scored again"
+    assert found["outcome"] == "outside_limit" and found["effect"] == "loss"
+    assert set(found["floors"]) == {"again", "loaded"} and all(f["identical"] for f in found["floors"].values())
+    assert found["comparison"]["pooled"]["value"] == pytest.approx(-0.05, abs=0.003)
+    assert found["tasks"][-1]["outcome"] == "lost" and found["tasks"][-1]["only_b"] == 0
+    assert "[[" in found["comparison"]["largest_tokens"][0]["text"]
+    assert "the workbook's own" in capsys.readouterr().out or found["timing"]["a/first"]["scored"] == 6
+
+
+def test_one_after_the_other_with_record_and_against(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two servers that are never up together; the interrupted one goes on where it stopped."""
+    recorded = tmp_path / "recorded"
+    stub = Stub()
+    with serving(stub) as url:
+        given = ["compare-accuracy", "--a", url, "--record", str(recorded), *TEXTS, "--tokens", "400", "--load", "0", "--json"]
+        stub.dies_after = 3
+        assert main(given) == 1 and len(list((recorded / "first").glob("scores-*.json"))) == 3
+        stub.dies_after = None
+        assert main(given) == 0 and stub.scored == 12  # 6 + 6 again, none twice
+    capsys.readouterr()
+    with serving(Stub(0.05, 0.02)) as url:
+        assert main(["compare-accuracy", "--against", str(recorded), "--b", url, "--out", str(tmp_path / "b"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["outcome"] == "outside_limit" and [d["tokens"] for d in found["documents"]] == [400] * 6
+
+
+def test_the_probe_from_the_command_needs_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`workbook audit --probe` adds `probe` to the report; a server without a prefix cache is not settled, and nothing is flushed."""
+    with serving(Stub()) as url:
+        assert main(["audit", "--base-url", url, "--probe", "--probe-documents", "1", "--probe-duty", "1", "--json"]) in (0, 1)
+    probe = json.loads(capsys.readouterr().out)["probe"]
+    assert probe["outcome"] == "no_hit" and probe["plan"]["chunked_prefill_size"] == 512
+    assert main(["audit", "--probe"]) == 2
+    assert main(["audit", "--base-url", "http://127.0.0.1:9", "--probe", "--probe-documents", "0"]) == 2
