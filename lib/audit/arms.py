@@ -120,7 +120,7 @@ class Audit:
             )
             for name in names
         ]
-        if dtype == self.reference and self.params.load_streams:
+        if dtype == self.reference and self.params.load_streams and not handle.attached:
             self.floors["loaded"] = self.run.measure(
                 f"scores-{dtype}-loaded",
                 handle,

@@ -194,12 +194,10 @@ def audit_report(a: Audit, dtype: str) -> AuditReport | None:
     info = a.run.server_info(launch)
     if info:
         groups.append(server_info_facts(info, a.run.path(file.parent / "server_info.json")))
-    groups.append(
-        environ_facts(
-            "\n".join(f"{k}={v}" for k, v in launch.environment.items()), a.run.path(file.parent / "launch.json")
-        )
-    )
-    return audit(gather(*groups))
+    if launch.environment:  # of an attached server perhaps nothing may be read
+        text = "\n".join(f"{k}={v}" for k, v in launch.environment.items())
+        groups.append(environ_facts(text, a.run.path(file.parent / "launch.json")))
+    return audit(gather(*groups)) if groups else None
 
 
 def finding_rows(report: AuditReport | None) -> list[dict[str, Any]]:
