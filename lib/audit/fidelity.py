@@ -316,7 +316,8 @@ def _contrast(
     reach = student_t_quantile(1 - LEVEL / 2, d.batches - 1)
     found["detectable"] = limit + (reach + 1.2816) * d.standard_error
     words = (
-        f"{d.mean:+.4f} nat/token [{d.low:+.4f}, {d.high:+.4f}] over {d.n:,} tokens, mean |difference| {found['mean_absolute']:.4f}"
+        f"{d.mean:+.4f} nat/token [{d.low:+.4f}, {d.high:+.4f}] over {d.n:,} tokens, mean |difference| {found['mean_absolute']:.4f}, "
+        f"{'told apart from 0' if d.low > 0 or d.high < 0 else 'not told apart from 0'}"
     )
     if d.low > limit:
         return Contrast(outcome="fault", reason=f"{words}: the cache costs more than {limit:g}", **found)

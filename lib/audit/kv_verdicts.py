@@ -44,7 +44,8 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
     made += [_as_predicted(a, p) for p in predicted]
     made.append(_floor_verdict(a))
     made += [_more_floor(a, name) for name in FLOORS[1:] if name in a.floors]
-    made += [v for d in a.dtypes if (v := _probe_verdict(a, d)) is not None]
+    for dtype in a.dtypes:
+        made += [v for v in (_probe_verdict(a, dtype), _predicted_fault(a, dtype)) if v is not None]
     if not a.run.attached:
         for dtype in a.dtypes[1:]:
             made += [_effect_verdict(a, dtype), _loss_verdict(a, dtype)]
@@ -227,6 +228,34 @@ def _probe_verdict(a: Audit, dtype: str) -> Verdict | None:
         evidence=[a.run.evidence(taken.folder / "probe.json")],
         **common,
     )
+
+
+#: Rules that predict a scaling fault of the cache from tensors, version, model class and backend (docs/rules.md).
+FAULT_RULES = ("KV3", "KV8")
+
+
+def _predicted_fault(a: Audit, dtype: str) -> Verdict | None:
+    """The audit's prediction of a scaling fault beside what the probe measured; None where the probe could not see."""
+    probe, report = a.probe(dtype), audit_report(a, dtype)
+    if probe is None or report is None or probe.outcome not in ("clean", "fault"):
+        return None
+    predicted = [f for f in report.findings if f.id in FAULT_RULES]
+    unknown = [n.id for n in report.not_checked if n.id in FAULT_RULES]
+    common: dict[str, Any] = {
+        "id": f"predicted-fault-{dtype}",
+        "claim": f"The audit's prediction of a scaling fault of the {dtype} cache agrees with the probe",
+        "limit": f"{', '.join(FAULT_RULES)} found, and the probe measures a fault; or neither",
+        "rule": ", ".join(FAULT_RULES),
+        "launch_ids": a.launch_ids(dtype),
+        "predicted": Measured(value="fault" if predicted else "no fault", reason="; ".join(f.what for f in predicted) or "no rule"),
+        "measured": Measured(value=probe.outcome, reason="cache probe"),
+        "evidence": [a.run.evidence(a.probes[dtype].folder / "probe.json"), *(e for f in predicted for e in f.evidence[:2])],
+    }
+    if unknown and not predicted:
+        return Verdict(status=Status.INCONCLUSIVE, reason=f"{', '.join(unknown)} could not be checked", **common)
+    agree = bool(predicted) == (probe.outcome == "fault")
+    reason = f"predicted: {'; '.join(f.id for f in predicted) or 'nothing'}; measured: {probe.answer}"
+    return Verdict(status=Status.PASS if agree else Status.FAIL, reason=reason, **common)
 
 
 def _effect_verdict(a: Audit, dtype: str) -> Verdict:
