@@ -181,7 +181,7 @@ class AuditParams(NotebookParams):
         default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
     )
     top_logprobs: int = Field(default=5, ge=0, le=64, description="likeliest tokens kept for top-1 agreement and KL")
-    floor_documents: int = Field(default=2, ge=1, description="documents of the reference's restarted and loaded passes")
+    floor_documents: int = Field(default=2, ge=1, description="documents of the reference's floor passes: again, restarted, loaded")
     load_streams: int = Field(default=2, ge=0, description="requests that run beside the loaded pass; 0: no such pass")
     restart_reference: bool = Field(default=True, description="launch the reference once more: floor across restarts")
     chunked_prefill_size: int | None = Field(

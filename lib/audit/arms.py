@@ -115,7 +115,7 @@ class Audit:
                 handle,
                 score_documents,
                 keep_errors=True,
-                documents=bare(documents),
+                documents=bare(documents if name == "first" else documents[: self.params.floor_documents]),
                 top_logprobs=self.params.top_logprobs if name == "first" else 0,
             )
             for name in names

@@ -45,6 +45,8 @@ VIEWS: dict[str, tuple[bool, str]] = {
 LEVEL = 0.05
 #: At most this many tokens of context and window: longer ones cost more and say no more.
 MOST_TOKENS = 4096
+#: Where the source says that a backend is blind, this short one shows the exact 0.
+BLIND_TOKENS = 256
 #: The probe may put at most this share of the pool into the prefix cache, where it could displace other people's prefixes.
 CACHE_SHARE = 0.1
 #: A fresh request may share this many first tokens with the cache (a beginning-of-text token where extra_key is not known).
@@ -112,7 +114,8 @@ def plan_probe(info: Mapping[str, Any], documents: int = 4, decode_tokens: int =
     chunk = int(info.get("chunked_prefill_size") or 0)
     page = max(1, int(info.get("page_size") or 1))
     room = int(info.get("max_req_input_len") or MOST_TOKENS) - 8
-    total = min(tokens, room, chunk if chunk > 0 else MOST_TOKENS)
+    total = min(tokens if sees is not False else BLIND_TOKENS, room, chunk if chunk > 0 else MOST_TOKENS)
+    documents = min(documents, 1) if sees is False else documents  # enough to show the exact 0
     window = total // 2
     context = (total - window - 16) // page * page
     decoded = max(0, min(decode_tokens, total - context - 1))

@@ -16,6 +16,7 @@ from lib.audit.decision import (
 )
 from lib.audit.evidence import environ_facts, facts_of_checkpoint, gather, log_facts, server_info_facts
 from lib.audit.rules import AuditReport, audit
+from lib.audit.tasks import FAMILIES, able_families, is_able, read_answers
 from lib.deploy.build import pool_bytes_per_token
 from lib.errors import WorkbookError
 from lib.model.memory import kv_bytes_per_token, predict_pools
@@ -284,14 +285,24 @@ def largest_rows(a: Audit, count: int = 4) -> list[dict[str, Any]]:
 
 
 def task_rows(a: Audit) -> list[dict[str, Any]]:
-    """Task items right under the reference and each arm, at shallow depth (control) and deep."""
-    return [
+    """Task items right under the reference and each arm, at shallow depth (control) and deep; what the model can't do at all."""
+    reference = a.tasks.get(a.reference)
+    rows = [
+        {
+            "arm": a.reference, "task": FAMILIES[family][0], "items": of, "control": f"{good}", "deep": "-", "found": "skipped",
+            "why": "the model can't do it even with the facts close by",
+        }
+        for family, (good, of) in able_families(read_answers(reference.folder) if reference and reference.ok else []).items()
+        if not is_able(good, of)
+    ]  # fmt: skip
+    return rows + [
         {
             "arm": dtype, "task": f.what, "items": f.items, "control": f"{f.control_a} / {f.control_b}",
             "deep": f"{f.deep_a} / {f.deep_b}", "found": f.outcome, "why": f.reason,
         }
         for dtype in a.dtypes[1:]
         for f in a.task_results(dtype)
+        if f.outcome != "skipped"
     ]  # fmt: skip
 
 

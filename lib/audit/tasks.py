@@ -307,10 +307,11 @@ def compare_tasks(a: Sequence[Mapping[str, Any]], b: Sequence[Mapping[str, Any]]
         BadInput: the servers were asked other items.
     """
     first, second = {r["id"]: bool(r["right"]) for r in a}, {r["id"]: bool(r["right"]) for r in b}
-    control = {i for i in first if i.endswith("-control")}
-    if not control or not control <= second.keys():
-        raise BadInput("the same items under both servers", f"{len(first)} and {len(second)}", "use one seed and count")
     families = dict.fromkeys(i.rsplit("-", 2)[0] for i in first)
+    able = {f for f, (good, of) in able_families(a).items() if is_able(good, of)}
+    needed = {i for i in first if i.rsplit("-", 2)[0] in able}
+    if not first or not needed <= second.keys():
+        raise BadInput("the same items under both servers", f"{len(first)} and {len(second)}", "use one seed and count")
     results = [_family(f, first, second) for f in families]
     used = [r for r in results if r.outcome != "skipped"]
     pairs = [p for r in used for p in _usable_pairs(r.family, first, second)]
@@ -395,7 +396,8 @@ def run_tasks(
     keys = {"count": count, "deep_tokens": deep_tokens, "control_tokens": control_tokens, "seed": seed}
     (folder / "items.json").write_text(json.dumps({**keys, "items": [i.model_dump() for i in items]}))
     try:
-        ask_items(server, folder, [i.model_dump() for i in items if i.arm == "control"], parallel)
+        wanted = [i for i in items if families is None or i.family in families]
+        ask_items(server, folder, [i.model_dump() for i in wanted if i.arm == "control"], parallel)
         able = able_families(read_answers(folder))
         chosen = [f for f, (good, of) in able.items() if is_able(good, of)] if families is None else list(families)
         deep = [i.model_dump() for i in items if i.arm == "deep" and i.family in chosen]

@@ -189,6 +189,7 @@ def test_it_is_safe_beside_real_traffic(tmp_path: Path) -> None:
         ({"chunked_prefill_size": 256}, 112, 128, None),
         ({"chunked_prefill_size": -1}, 2032, 2048, None),
         ({"chunked_prefill_size": 256, "page_size": 64}, 64, 128, None),
+        ({"attention_backend": "torch_native", "chunked_prefill_size": 8192}, 112, 128, None),
         ({"disable_radix_cache": True}, 240, 256, "prefix cache is off"),
         ({"max_total_num_tokens": 4096}, 240, 256, "too little room"),
         ({"chunked_prefill_size": 64}, 16, 32, "too little room"),

@@ -160,6 +160,17 @@ def test_deep_items_are_asked_only_where_the_control_is_done(tmp_path: Path) -> 
     assert solver.asked == 12 and able_families(read_answers(tmp_path))["needle"] == (0, 2)
 
 
+def test_the_other_server_is_asked_only_what_the_reference_can_do(tmp_path: Path) -> None:
+    """Two families named: 4 controls and 4 deep items, and the others stay skipped in the comparison."""
+    items = make_items(2, 900)
+    solver = Solver(10**6, items)
+    run_tasks(SimpleNamespace(control=solver), tmp_path, 2, 900, families=["needle", "renamed"])  # type: ignore[arg-type]
+    assert solver.asked == 8
+    reference = [{"id": i.id, "right": i.family in ("needle", "renamed")} for i in items]
+    outcomes = {r.family: r.outcome for r in compare_tasks(reference, read_answers(tmp_path))}
+    assert outcomes["signature"] == "skipped" and outcomes["needle"] == "not_enough_data"
+
+
 def test_answers_stream_to_disk_and_a_second_call_asks_what_is_missing(tmp_path: Path) -> None:
     """A server that dies after five answers leaves five; a line that was cut off is asked again."""
     items = make_items(1, 900)
