@@ -24,8 +24,8 @@ from lib.server.spec import resolve_model, server_spec
 from tests.conftest import TINY
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
-#: Six texts of 1,024 tokens: 6,138 scored ones.
-TEXTS = ["argparse", "typing", "tarfile", "inspect", "doctest", "pdb"]
+#: Three texts of 2,016 tokens: 6,045 scored ones. What an 8-bit cache costs grows over the first thousands of tokens.
+TEXTS, TOKENS = ["argparse", "typing", "tarfile"], 2016
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def launched(folder: Path, profile: str, flags: dict[str, Any], **server: Any) -
 
 
 def damaged(folder: Path) -> Path:
-    """SmolLM2 with the output projection of its 15th attention layer set to 0 in one row of three."""
+    """SmolLM2 with the output projection of one attention layer lost: all 0 (loses about 0.09 nat a token)."""
     source = resolve_model("smollm2-135m-instruct")
     folder.mkdir()
     for file in source.iterdir():
@@ -48,8 +48,7 @@ def damaged(folder: Path) -> Path:
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(bytes(data[8 : 8 + length]))
     first, last = header["model.layers.15.self_attn.o_proj.weight"]["data_offsets"]
-    for row in range(0, last - first, 3 * 2 * 576):
-        data[8 + length + first + row : 8 + length + first + row + 2 * 576] = bytes(2 * 576)
+    data[8 + length + first : 8 + length + last] = bytes(last - first)
     (folder / "model.safetensors").write_bytes(data)
     return folder
 
@@ -60,14 +59,14 @@ def scored(tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFac
     root = tmp_path_factory.mktemp("scored")
     found = SimpleNamespace(root=root, documents=[], timing={})
 
-    def score(server: launching.Server, name: str, count: int = 6, tokens: int = 1024) -> None:
+    def score(server: launching.Server, name: str, count: int = 3, tokens: int = TOKENS) -> None:
         (root / name).mkdir()
         documents = [{**d, "ids": d["ids"][:tokens]} for d in found.documents[:count]]
         score_documents(server, root / name, documents, top_logprobs=2 if name == "bf16" else 0)
         found.timing[name] = json.loads((root / name / "timing.json").read_text())
 
     with launched(root / "s0", "embedded", {"kv_cache_dtype": "bf16"}) as server:
-        tokenize_documents(server, root, TEXTS, 1024)
+        tokenize_documents(server, root, TEXTS, TOKENS)
         found.documents = json.loads((root / "documents.json").read_text())
         score(server, "bf16")
         score(server, "again", 1)
@@ -93,17 +92,17 @@ def compared(scored: SimpleNamespace, one: str, other: str) -> Any:
 def test_the_floor_is_exactly_zero(scored: SimpleNamespace, floor: str) -> None:
     """The same server again, and with two other requests running: every score is the same number."""
     found = compared(scored, "bf16", floor)
-    assert found.identical and found.tokens == 1023 and found.pooled.value == found.pooled.low == 0
+    assert found.identical and found.tokens == TOKENS - 1 and found.pooled.value == found.pooled.low == 0
     if floor == "loaded":
         assert json.loads((scored.root / "loaded" / "load.json").read_text())["tokens"] > 0
 
 
 def test_e4m3_and_e5m2_cost_and_e5m2_costs_more(scored: SimpleNamespace) -> None:
-    """Over 6,138 tokens of six named and hashed texts both lose; paired, e5m2 loses more than e4m3."""
+    """Over 6,045 tokens of three named and hashed texts both lose; paired, e5m2 loses more than e4m3."""
     floor = compared(scored, "bf16", "again")
     for name in ("fp8_e4m3", "fp8_e5m2"):
         found = compared(scored, "bf16", name)
-        assert found.tokens == 6 * 1023 and judge_effect(found, [floor])[0] == "loss", (name, found.effect)
+        assert found.tokens == 3 * (TOKENS - 1) and judge_effect(found, [floor])[0] == "loss", (name, found.effect)
     order = compared(scored, "fp8_e4m3", "fp8_e5m2")
     assert order.effect.found == "loss" and order.pooled.high < 0, order.effect
     assert judge_comparison(compared(scored, "bf16", "fp8_e5m2"), [floor], 0.005)[0] == "outside_limit"
@@ -111,13 +110,13 @@ def test_e4m3_and_e5m2_cost_and_e5m2_costs_more(scored: SimpleNamespace) -> None
 
 
 def test_a_damaged_projection_is_found(scored: SimpleNamespace) -> None:
-    """A third of one layer's output projection is gone: 1,022 tokens are enough to see it."""
+    """One layer's output projection is gone: 1,022 tokens are enough to see it."""
     found = compared(scored, "short", "damaged")
     assert found.effect.found == "loss" and found.pooled.high < 0, found.effect
 
 
 def test_own_time_is_at_most_five_percent_of_the_servers(scored: SimpleNamespace) -> None:
-    """Around the six scoring requests of each arm."""
+    """Around the scoring requests of each arm."""
     for name in ("bf16", "fp8_e4m3", "fp8_e5m2"):
         timing = scored.timing[name]
         assert timing["own_s"] <= 0.05 * timing["request_s"], (name, timing)
