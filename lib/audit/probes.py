@@ -305,13 +305,15 @@ def score_under_load(
     streams: int,
     top_logprobs: int = 0,
     timeout_s: float = 900.0,
+    flush: bool = True,
 ) -> None:
     """Scores the documents while `streams` other requests are always running, and writes load.json: what ran beside them.
 
     Raises:
         ServerError: as `score_documents`, or no background request finished a token (then nothing was under load).
     """
-    empty_cache(server)
+    if flush:
+        empty_cache(server)
     with background_load(server, [d["ids"] for d in documents], streams) as done:
         score_documents(server, folder, documents, timeout_s, top_logprobs, flush=False)
     local.write_atomic(folder / "load.json", json.dumps(done))

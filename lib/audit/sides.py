@@ -169,11 +169,13 @@ def record_side(
         )
     if floor and wanted.load_streams and not (folder / "loaded" / "load.json").exists():
         (folder / "loaded").mkdir(parents=True, exist_ok=True)
-        score_under_load(server, folder / "loaded", documents[: max(1, len(documents) // 2)], wanted.load_streams)
+        score_under_load(server, folder / "loaded", documents[: max(1, len(documents) // 2)], wanted.load_streams,
+                         flush=wanted.flush)  # fmt: skip
     if wanted.task_count:
         (folder / "tasks").mkdir(parents=True, exist_ok=True)
         tasks.run_tasks(
-            server, folder / "tasks", wanted.task_count, wanted.task_tokens, seed=wanted.seed, families=families
+            server, folder / "tasks", wanted.task_count, wanted.task_tokens, seed=wanted.seed, families=families,
+            flush=wanted.flush,
         )
     checks += [f"after: {c}" for c in server.check_identity()]
     side = {"base_url": server.base_url, "launch_id": server.launch_id, "server_key": server.record.key}

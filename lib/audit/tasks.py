@@ -239,14 +239,19 @@ def _rest(output: str, characters: int) -> str:
 
 
 def ask_items(
-    server: Answering, folder: Path, items: Sequence[Mapping[str, Any]], parallel: int = 4, timeout_s: float = 600.0
+    server: Answering,
+    folder: Path,
+    items: Sequence[Mapping[str, Any]],
+    parallel: int = 4,
+    timeout_s: float = 600.0,
+    flush: bool = True,
 ) -> None:
     """Asks every item and appends its answer to answers.jsonl as it comes; items answered already are not asked again."""
     file = folder / "answers.jsonl"
     done = {row["id"] for row in read_answers(folder)}
     todo = [Item.model_validate(dict(i)) for i in items]
     todo = [i for i in todo if i.id not in done]
-    if todo and not done:
+    if flush and todo and not done:
         empty_cache(server)
 
     def ask(item: Item) -> dict[str, Any]:
@@ -384,6 +389,7 @@ def run_tasks(
     seed: int = 0,
     parallel: int = 4,
     families: Sequence[str] | None = None,
+    flush: bool = True,
 ) -> None:
     """Asks the control items of every family, then the deep ones of those that the model can do (or of `families`).
 
@@ -397,10 +403,10 @@ def run_tasks(
     (folder / "items.json").write_text(json.dumps({**keys, "items": [i.model_dump() for i in items]}))
     try:
         wanted = [i for i in items if families is None or i.family in families]
-        ask_items(server, folder, [i.model_dump() for i in wanted if i.arm == "control"], parallel)
+        ask_items(server, folder, [i.model_dump() for i in wanted if i.arm == "control"], parallel, flush=flush)
         able = able_families(read_answers(folder))
         chosen = [f for f, (good, of) in able.items() if is_able(good, of)] if families is None else list(families)
         deep = [i.model_dump() for i in items if i.arm == "deep" and i.family in chosen]
-        ask_items(server, folder, deep, parallel)
+        ask_items(server, folder, deep, parallel, flush=flush)
     except (KeyError, ValueError) as error:
         raise ServerError("/generate answers text with meta_info", f"{type(error).__name__}: {error}") from error

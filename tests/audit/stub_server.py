@@ -16,7 +16,7 @@ class Stub:
 
     def __init__(self, loss: float = 0.0, spread: float = 0.0, answer: Any = None, backend: str = "triton") -> None:
         self.loss, self.spread, self.answer, self.backend = loss, spread, answer or (lambda prompt: "?"), backend
-        self.scored = 0
+        self.scored = self.flushed = 0
         self.dies_after: int | None = None
 
     def info(self) -> dict[str, Any]:
@@ -74,6 +74,7 @@ def serving(stub: Stub) -> Iterator[str]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
             if self.path == "/flush_cache":
+                stub.flushed += 1
                 self._send({})
             elif self.path == "/tokenize":
                 self._send({"tokens": list(body["prompt"].encode())})

@@ -194,6 +194,17 @@ def test_one_after_the_other_with_record_and_against(tmp_path: Path, capsys: pyt
     assert found["outcome"] == "outside_limit" and [d["tokens"] for d in found["documents"]] == [400] * 6
 
 
+def test_no_flush_flushes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other traffic runs: not for a document, nor for the loaded pass, nor for the tasks."""
+    stub = Stub()
+    with serving(stub) as url:
+        given = ["compare-accuracy", "--a", url, "--document", "argparse", "--tokens", "400", "--tasks", "1", "--task-tokens", "300"]
+        assert main([*given, "--out", str(tmp_path), "--no-flush"]) == 0
+        assert stub.flushed == 0
+        assert main([*given, "--out", str(tmp_path / "other")]) == 0
+        assert stub.flushed > 0
+
+
 def test_the_probe_from_the_command_needs_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`workbook audit --probe` adds `probe` to the report; a server without a prefix cache is not settled, and nothing is flushed."""
     with serving(Stub()) as url:
