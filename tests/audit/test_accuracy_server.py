@@ -7,7 +7,7 @@ import json
 import os
 import random
 import struct
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +28,11 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 TEXTS, TOKENS = ["argparse", "typing", "tarfile"], 2016
 
 
-@contextlib.contextmanager
-def launched(folder: Path, profile: str, flags: dict[str, Any], **server: Any) -> Iterator[launching.Server]:
+def start(folder: Path, profile: str, flags: dict[str, Any], **server: Any) -> launching.Server:
     me = local.process_id(os.getpid())
     assert me
     params = load_profile(profile, {"flags": flags, **server}).server
-    with launching.launch(server_spec("accuracy", params), folder, [me]) as live:
-        yield live
+    return launching.launch(server_spec("accuracy", params), folder, [me])
 
 
 def damaged(folder: Path) -> Path:
@@ -65,7 +63,7 @@ def scored(tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFac
         score_documents(server, root / name, documents, top_logprobs=2 if name == "bf16" else 0)
         found.timing[name] = json.loads((root / name / "timing.json").read_text())
 
-    with launched(root / "s0", "embedded", {"kv_cache_dtype": "bf16"}) as server:
+    with start(root / "s0", "embedded", {"kv_cache_dtype": "bf16"}) as server:
         tokenize_documents(server, root, TEXTS, TOKENS)
         found.documents = json.loads((root / "documents.json").read_text())
         score(server, "bf16")
@@ -74,9 +72,9 @@ def scored(tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFac
         score_under_load(server, root / "loaded", found.documents[:1], 2)
         score(server, "short", 2, 512)
     for name in ("fp8_e4m3", "fp8_e5m2"):
-        with launched(root / name[-4:], "embedded", {"kv_cache_dtype": name}) as server:
+        with start(root / name[-4:], "embedded", {"kv_cache_dtype": name}) as server:
             score(server, name)
-    with launched(root / "s3", "embedded", {"kv_cache_dtype": "bf16"}, model=str(damaged(root / "damaged-model"))) as server:
+    with start(root / "s3", "embedded", {"kv_cache_dtype": "bf16"}, model=str(damaged(root / "damaged-model"))) as server:
         score(server, "damaged", 2, 512)
     return found
 
@@ -127,11 +125,14 @@ def equals(tiny_spec: launching.ServerSpec, tmp_path_factory: pytest.TempPathFac
     """Two servers that are equals and yet not bit-identical: the same model on kernels with AVX-512 and with AVX2."""
     root = tmp_path_factory.mktemp("equals")
     found = SimpleNamespace(root=root, probe=None, report=None)
-    isa = {"ONEDNN_MAX_CPU_ISA": "AVX2"}
-    with (
-        launched(root / "s0", TINY, {"chunked_prefill_size": 512}) as one,
-        launched(root / "s1", TINY, {"chunked_prefill_size": 512}, environment=isa) as other,
-    ):
+    isa = {"environment": {"ONEDNN_MAX_CPU_ISA": "AVX2"}}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:  # both import at once
+        jobs = [pool.submit(start, root / f"s{i}", TINY, {"chunked_prefill_size": 512}, **more) for i, more in enumerate(({}, isa))]
+        wait(jobs)
+        for job in jobs:
+            if job.exception() is None:
+                stack.enter_context(job.result())
+        one, other = (job.result() for job in jobs)
         tokenize_documents(one, root, ["argparse", "typing", "tarfile", "inspect"], 3000)
         long = json.loads((root / "documents.json").read_text())
         cuts = [{"name": d["name"], "ids": d["ids"][at : at + 300]} for d in long for at in range(0, 3000, 300)]
