@@ -306,25 +306,73 @@ class SpeculativeParams(NotebookParams):
         return value
 
 
-class AuditParams(NotebookParams):
-    """05: which KV cache dtypes are compared, on which text, against which limit."""
+class ArmParams(_Params):
+    """One more arm of 05: flags, environment and edits of the checkpoint (in a copy) on top of the reference's."""
 
-    kv_cache_dtypes: list[str] = Field(default=["bf16", "fp8_e4m3"], min_length=2)
+    id: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$")
+    flags: dict[str, FlagValue] = {}
+    environment: dict[str, str] = {}
+    checkpoint: list[Literal["fp8_kv_declared", "kv_scales_added", "kv_scales_removed", "kv_cache_quant_algo_null"]] = []
+
+
+class AuditParams(NotebookParams):
+    """05: which KV cache dtypes and other arms are compared, on which text and tasks, against which limits."""
+
+    kv_cache_dtypes: list[str] = Field(
+        default=["bf16", "fp8_e4m3"], min_length=1, description="the first one is the reference"
+    )
+    arms: list[ArmParams] = Field(
+        default=[], description="further arms: mamba_ssm_dtype, chunked_prefill_size, a backend, an edited checkpoint"
+    )
     documents: list[str] = Field(
         default=["argparse", "typing", "tarfile"],
         min_length=1,
-        description="modules of the standard library, or text files",
+        description="modules of the standard library, or text files, joined by + to longer texts",
     )
-    document_tokens: int = Field(default=2000, ge=64)
+    document_tokens: int | list[int] = Field(
+        default=2000, description="length of every document, or one length for each (several depths)"
+    )
     bucket_tokens: int = Field(default=500, ge=16)
+    bucket_doubling: bool = False
     limit_nats: float = Field(
         default=0.01, gt=0, description="largest mean loss of log-probability per token that is accepted"
     )
+    top_logprobs: int = Field(default=5, ge=0, le=64, description="likeliest tokens kept for top-1 agreement and KL")
+    floor_documents: int = Field(default=2, ge=1, description="documents of the reference's floor passes: again, restarted, loaded")
+    load_streams: int = Field(default=2, ge=0, description="requests that run beside the loaded pass; 0: no such pass")
+    restart_reference: bool = Field(default=True, description="launch the reference once more: floor across restarts")
     chunked_prefill_size: int | None = Field(
         default=None,
         ge=16,
         description="prefill chunk of every arm; tokens of the first chunk read no KV pool on most backends",
     )
+    task_items: int = Field(default=0, ge=0, description="items of each task family; 0: no tasks")
+    task_tokens: int = Field(default=2000, ge=240, description="depth of the deep items")
+    probe_documents: int = Field(default=1, ge=0, le=32, description="texts of the cache probe on each arm; 0: no probe")
+    probe_limit_nats: float = Field(default=0.05, gt=0, description="accepted cost of reading from the cache, by the probe")
+    cost_requests: int = Field(default=0, ge=0, description="requests of the throughput measurement of each arm; 0: none")
+    cost_concurrency: int = Field(default=4, ge=1)
+    cost_input_len: int = Field(default=128, ge=1)
+    cost_output_len: int = Field(default=32, ge=2)
+    needed_tokens: int | None = Field(
+        default=None, ge=1, description="tokens that the deployment must hold at once; None: one full context"
+    )
+    limit_throughput_frac: float = Field(default=0.1, gt=0, lt=1, description="largest accepted loss of throughput")
+
+    @field_validator("arms")
+    @classmethod
+    def _ids_are_unique(cls, value: list[ArmParams]) -> list[ArmParams]:
+        ids = [arm.id for arm in value]
+        if len(set(ids)) != len(ids):
+            raise ValueError(f"arms need unique ids, found {ids}")
+        return value
+
+    @field_validator("document_tokens")
+    @classmethod
+    def _long_enough(cls, value: int | list[int]) -> int | list[int]:
+        if not value or min(value if isinstance(value, list) else [value]) < 64:
+            raise ValueError("documents have at least 64 tokens")
+        return value
 
 
 class DeployParams(NotebookParams):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,15 +29,20 @@ from lib.audit.evidence import (
     version_fact,
 )
 from lib.audit.facts import Fact
+from lib.audit.fidelity import ProbeReport, judge_probe, take_probe
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
 from lib.cli._input import require_standard_input
 from lib.errors import BadInput, UnreadableFile
 from lib.findings import LEVELS
+from lib.params import ServerParams
+from lib.server.attach import AttachedServer
 from lib.server.redact import redact_object, redact_text
 
 EPILOG = """\
 What could not be checked names the evidence that would settle it. --change audits the deployment as it would be after a
 change (repeat it for several): --change kv_cache_dtype=bfloat16 --change sglang_version=0.5.20.
+--probe sends a few requests to --base-url and measures what reading its KV cache costs (docs/audit-probe.md): one at a
+time, no flush, no restart; a fault counts as an error.
 A key for --base-url is taken from WORKBOOK_API_KEY. Exit codes: 0 read, 1 a finding at or above --fail-on, 2 bad input.
 """
 
@@ -63,6 +70,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--change", metavar="NAME=VALUE", action="append", default=[], help="audit it as it would be after this change"
     )
+    parser.add_argument("--probe", action="store_true", help="measure what reading the KV cache costs on --base-url")
+    parser.add_argument("--probe-documents", metavar="N", type=int, default=4, help="texts of the probe, 1 to 32 (4)")
+    parser.add_argument(
+        "--probe-limit", metavar="NATS", type=float, default=0.05, help="accepted cost of the cache, nats a token (0.05)"
+    )
+    parser.add_argument("--probe-duty", metavar="F", type=float, default=0.5, help="largest busy share of the time (0.5)")
+    parser.add_argument("--probe-out", metavar="DIR", help="keep the probe's raw answers (probe.json) in this folder")
     parser.add_argument("--json", action="store_true", help="one object on stdout (docs/audit.md)")
     parser.add_argument(
         "--fail-on", choices=LEVELS, metavar="LEVEL", help=f"exit 1 on a finding at or above {', '.join(LEVELS)}"
@@ -72,17 +86,57 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """0 read; 1 a finding at or above --fail-on; unreadable input raises (exit code 2)."""
+    if args.probe and not args.base_url:
+        raise BadInput("expected --base-url URL with --probe", "no server to probe", "name the running server")
+    if not 1 <= args.probe_documents <= 32 or not args.probe_limit > 0 or not 0 < args.probe_duty <= 1:
+        found = f"{args.probe_documents}, {args.probe_limit}, {args.probe_duty}"
+        raise BadInput("expected 1 to 32 --probe-documents, --probe-limit > 0, --probe-duty in (0, 1]", found)
     # Before anything is shortened or quoted: half a secret that was cut is no shape that could be recognised any more.
     facts = redact_object(gather(*_groups(args)))
+    probe = _probe(args) if args.probe else None
+    more = {"probe": probe.model_dump(mode="json")} if probe else {}
     if args.change:
         fix = redact_object(audit_of_fix(facts, redact_object(_changes(args.change))))
         report = fix.report
-        print(json.dumps(fix.model_dump(mode="json"), ensure_ascii=False) if args.json else _fix_text(fix))
+        print(json.dumps({**fix.model_dump(mode="json"), **more}, ensure_ascii=False) if args.json else _fix_text(fix))
     else:
         report = redact_object(audit(facts))
-        print(json.dumps(report.model_dump(mode="json"), ensure_ascii=False) if args.json else report_text(report))
+        print(json.dumps({**report.model_dump(mode="json"), **more}, ensure_ascii=False) if args.json else report_text(report))
+    if probe and not args.json:
+        print(probe_text(probe))
+    if probe and probe.outcome == "fault" and args.fail_on:
+        return 1
     reached = args.fail_on and any(LEVELS.index(item.level) >= LEVELS.index(args.fail_on) for item in report.findings)
     return 1 if reached else 0
+
+
+def _probe(args: argparse.Namespace) -> ProbeReport:
+    """Probes the server at --base-url; its raw answers go to --probe-out, or nowhere."""
+    key = "WORKBOOK_API_KEY" if os.environ.get("WORKBOOK_API_KEY") else None
+    with contextlib.ExitStack() as stack:
+        folder = Path(args.probe_out or stack.enter_context(tempfile.TemporaryDirectory()))
+        folder.mkdir(parents=True, exist_ok=True)
+        server = AttachedServer.attach("probed", ServerParams(attach=args.base_url, api_key_env=key), folder / "servers")
+        take_probe(server, folder, args.probe_documents, duty=args.probe_duty)
+        return judge_probe(json.loads((folder / "probe.json").read_text()), args.probe_limit)
+
+
+def probe_text(probe: ProbeReport) -> str:
+    """The readable form of a probe: the answer, its two contrasts, floors, sizes and rates."""
+    out = ["", f"PROBE: {probe.outcome}. {probe.answer}"]
+    for part in (probe.prefix, probe.decode):
+        if part:
+            found = f"; a cost of {part.detectable:.4f} would be found 9 times in 10" if part.detectable else ""
+            need = f"; about {part.needed_tokens:,} tokens are needed" if part.needed_tokens else ""
+            out.append(f"  {part.outcome}: {part.what}: {part.reason}{found}{need}")
+    if probe.floor_hit is not None:
+        fresh = f"{probe.floor_fresh:.5f}" if probe.floor_fresh is not None else "not measured"
+        out.append(f"  noise, mean |difference|: fresh twice {fresh}, hit twice {probe.floor_hit:.5f} nat/token")
+    out.append(
+        f"  KV cache {probe.kv_cache_dtype}, backend {probe.plan.backend}; {probe.requests} requests, {probe.tokens_sent:,} tokens, "
+        f"{probe.seconds:.1f} s; a sound server is called faulty in at most {probe.false_alarm_rate:.1%} of probes"
+    )
+    return "\n".join([*out, *(f"  note: {n}" for n in probe.notes)])
 
 
 def _groups(args: argparse.Namespace) -> list[list[Fact]]:

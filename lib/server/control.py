@@ -47,6 +47,14 @@ class Control:
         """POST JSON and decode; ServerError as for `get_json`."""
         return self._decode(path, self._ask("POST", path, body, timeout_s))
 
+    def post_bytes(self, path: str, body: dict[str, Any], timeout_s: float | None = None) -> bytes:
+        """POST JSON and give the answer's bytes undecoded (long lists of numbers); ServerError if there is no 200."""
+        response = self._ask("POST", path, body, timeout_s)
+        if response.status_code != 200:
+            text = redact_text(response.text[:300], self.secrets)
+            raise ServerError(f"{self.base_url}{path} answers 200", f"{response.status_code} {text!r}")
+        return response.content
+
     def _ask(self, method: str, path: str, body: Any, timeout_s: float | None) -> requests.Response:
         try:
             return self.session.request(method, self.base_url + path, json=body, timeout=timeout_s or self.timeout_s)

@@ -6,9 +6,19 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 
-from lib.audit.compare import ScoreComparison, compare_scores, judge_loss
+from lib.audit.compare import (
+    ScoreComparison,
+    bucket_edges,
+    compare_scores,
+    judge_comparison,
+    judge_effect,
+    judge_loss,
+    kl_lower_bound,
+    tokens_needed,
+)
 from lib.errors import BadInput
 from lib.records import OUTCOMES, Measured
 
@@ -104,3 +114,138 @@ def test_noise_alone_is_called_a_loss_no_more_often_than_the_level_says() -> Non
         found = compare_scores(scores(noise=0.05, seed=2 * seed), scores(noise=0.05, seed=2 * seed + 1), 300)
         misses += not (found.pooled.low <= 0 <= found.pooled.high)
     assert misses <= 6
+
+
+def record(values: Any, key: str = "0", **more: Any) -> dict[str, Any]:
+    return {"name": f"text {key}", "key": key, "ids_sha256": key, "logprobs": [None, *values], **more}
+
+
+def pair_of_arms(seed: int, documents: int = 6, tokens: int = 500, shift: float = 0.0) -> tuple[Any, Any]:
+    """Two arms that differ by noise alone: neighbours depend on each other (AR 0.5), some tokens are far noisier; plus `shift`."""
+    r = np.random.default_rng(seed)
+    base, white = r.normal(-2, 1, (documents, tokens)), r.standard_normal((documents, tokens))
+    noise = np.empty((documents, tokens))
+    noise[:, 0] = white[:, 0]
+    for i in range(1, tokens):
+        noise[:, i] = 0.5 * noise[:, i - 1] + math.sqrt(0.75) * white[:, i]
+    noise *= 0.05 * np.exp(0.8 * r.standard_normal((documents, tokens)))
+    one = [record(row.tolist(), str(d)) for d, row in enumerate(base)]
+    return one, [record(row.tolist(), str(d)) for d, row in enumerate(base + noise + shift)]
+
+
+def effects(seeds: range, planted_errors: float) -> list[str]:
+    found = []
+    for seed in seeds:
+        plain = compare_scores(*pair_of_arms(seed), 10**6)
+        shift = -planted_errors * (plain.effect.standard_error or 0)
+        found.append(compare_scores(*pair_of_arms(seed, shift=shift), 10**6).effect.found if shift else plain.effect.found)
+    return found
+
+
+def test_noise_is_called_an_effect_no_more_often_than_stated_over_20_seeds() -> None:
+    """Stated: 10% of comparisons of equals are called an effect (7.5% a loss, 2.5% a gain): at most 2 of 20."""
+    found = effects(range(20), 0)
+    assert found.count("loss") + found.count("gain") <= 2, found
+
+
+def test_a_planted_loss_of_three_standard_errors_is_found_in_18_of_20() -> None:
+    """Three standard errors of the mean: it alone finds P(Z > 1.65 - 3) = 91%, the clipped mean the rest of such noise."""
+    assert effects(range(20), 3).count("loss") >= 18
+
+
+def test_level_and_power_hold_over_many_seeds() -> None:
+    """60 further seeds: effects out of noise within 10% + 3 sigma (at most 13), planted losses at least 95% - 3 sigma."""
+    # 60 x 0.10 = 6, sigma 2.3: 6 + 7 = 13; 60 x 0.95 = 57, sigma 1.7: 52
+    found = effects(range(1000, 1060), 0)
+    assert found.count("loss") + found.count("gain") <= 13
+    assert effects(range(1000, 1060), 3).count("loss") >= 52
+
+
+def test_kl_bound_by_hand() -> None:
+    """p = (1/2, rest), q = (1/4, rest): 0.5 ln 2 + 0.5 ln(0.5 / 0.75) = 0.3466 - 0.2027 = 0.1438."""
+    one, two = [[math.log(0.5), 7]], [[math.log(0.25), 7]]
+    assert kl_lower_bound(one, two) == pytest.approx(0.14384, abs=1e-5)
+    assert kl_lower_bound(one, one) == 0
+    assert kl_lower_bound(one, [[math.log(0.9), 8]]) == 0  # no token in common: nothing is known, and 0 is a true bound
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kl_bound_is_never_above_the_whole_divergence(seed: int) -> None:
+    """From the three likeliest tokens of two distributions over 40, never more than the sum over all 40."""
+    r = np.random.default_rng(seed)
+    p, q = r.dirichlet(np.full(40, 0.3)), r.dirichlet(np.full(40, 0.3)) + 1e-9
+    q /= q.sum()
+    tops = [[[math.log(x[i] + 1e-300), int(i)] for i in np.argsort(-x)[:3]] for x in (p, q)]
+    assert kl_lower_bound(*tops) <= float(np.sum(p * np.log((p + 1e-300) / q))) + 1e-9
+
+
+def test_top1_agreement_and_kl_come_from_recorded_tops() -> None:
+    """Three scored positions, the likeliest token differs at one of them: 2/3; without tops a reason, never 0."""
+    tops = [None, [[-0.1, 1]], [[-0.1, 1]], [[-0.1, 1]]]
+    other = [None, [[-0.1, 1]], [[-0.1, 2]], [[-0.1, 1]]]
+    found = compare_scores([record([-1.0] * 3, top=tops)], [record([-1.0] * 3, top=other)], 16)
+    assert found.top1_agreement.value == pytest.approx(2 / 3) and isinstance(found.kl_lower_bound.value, float)
+    plain = compare_scores([record([-1.0] * 3)], [record([-1.0] * 3)], 16)
+    assert plain.top1_agreement.value is None and plain.top1_agreement.reason and plain.kl_lower_bound.value is None
+
+
+def test_buckets_can_double() -> None:
+    """0 to 1,000, then to 2,000, then to the end."""
+    assert bucket_edges(3999, 1000, True) == [(0, 999), (1000, 1999), (2000, 3999)]
+    assert bucket_edges(2500, 1000) == [(0, 999), (1000, 1999), (2000, 2500)]
+
+
+def test_the_largest_difference_is_shown_with_its_text() -> None:
+    """The token in brackets after what stands before it."""
+    reference = record([-1.0, -1.0, -1.0], ids=[5, 6, 7, 8], pieces=["def", " f", "(", "x"])
+    found = compare_scores([reference], [record([-1.0, -3.0, -1.0])], 16)
+    (only,) = found.largest_tokens
+    assert (only.position, only.token_id, only.difference, only.text) == (2, 7, -2.0, "def f[[(]]")
+
+
+def test_documents_are_the_units_of_a_limit_from_six_on() -> None:
+    """Documents that differ among each other (some lose 0.04, some nothing) widen the interval for texts like these."""
+    one, two = [], []
+    for d in range(6):
+        base = np.random.default_rng(d).normal(-2, 1, 400)
+        one.append(record(base.tolist(), str(d)))
+        two.append(record((base - 0.04 * (d % 2) + np.random.default_rng(99 + d).normal(0, 0.01, 400)).tolist(), str(d)))
+    found = compare_scores(one, two, 10**6)
+    assert found.decisive is found.by_document and found.by_document.n == 6
+    width = [m.high - m.low for m in (found.by_document, found.pooled)]
+    assert width[0] > 3 * width[1]
+    assert found.effect.found == "loss"  # on these texts there is no doubt
+    few = compare_scores(one[:5], two[:5], 10**6)
+    assert few.decisive is few.pooled and "too few" in few.scope
+    assert compare_scores(one[:2], two[:2], 10**6).by_document.reason
+
+
+def test_too_little_data_says_how_many_tokens_are_needed() -> None:
+    """1,000 tokens, 0.004 +- 0.008 against 0.01: 1,000 x (8 / 6)^2 = 1,778."""
+    one, two = pair_of_arms(3, documents=3, tokens=300)
+    found = compare_scores(one, two, 10**6)
+    made = found.model_copy(update={"tokens": 1000, "pooled": Measured(value=0.004, low=-0.004, high=0.012, n=1000)})
+    assert tokens_needed(made, 0.01) == 1778
+    outcome, reason = judge_comparison(made, [compare_scores(one, one, 10**6)], 0.01)
+    assert outcome == "not_enough_data" and "1,778 are needed" in reason
+
+
+def test_no_verdict_without_a_floor() -> None:
+    """A difference beside no noise floor is not judged."""
+    found = compare_scores(scores(), scores(-0.05), 200)
+    assert judge_comparison(found, [], 0.01)[0] == "not_enough_data"
+
+
+def test_an_effect_has_to_exceed_what_the_reference_does_to_itself() -> None:
+    """A reference that loses 0.02 under load against itself hides a treated loss of 0.01, not one of 0.05."""
+    shifted = compare_scores(scores(), scores(-0.02, 0.001), 200)
+    small, large = (compare_scores(scores(), scores(x, 0.001), 200) for x in (-0.01, -0.05))
+    assert judge_effect(small, [shifted])[0] == "none_seen" and judge_effect(large, [shifted])[0] == "loss"
+    assert judge_effect(small, [compare_scores(scores(), scores(), 200)])[0] == "loss"
+
+
+def test_identical_scores_are_identical_and_say_so() -> None:
+    """Exactly 0 everywhere is its own answer, with a standard error of 0."""
+    found = compare_scores(scores(), scores(), 200)
+    assert found.effect.found == "identical" and found.effect.standard_error == 0
+    assert judge_comparison(found, [found], 0.01)[0] == "within_limit"
