@@ -73,9 +73,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--probe", action="store_true", help="measure what reading the KV cache costs on --base-url")
     parser.add_argument("--probe-documents", metavar="N", type=int, default=4, help="texts of the probe, 1 to 32 (4)")
     parser.add_argument(
-        "--probe-limit", metavar="NATS", type=float, default=0.05, help="accepted cost of the cache, nats a token (0.05)"
+        "--probe-limit",
+        metavar="NATS",
+        type=float,
+        default=0.05,
+        help="accepted cost of the cache, nats a token (0.05)",
     )
-    parser.add_argument("--probe-duty", metavar="F", type=float, default=0.5, help="largest busy share of the time (0.5)")
+    parser.add_argument(
+        "--probe-duty", metavar="F", type=float, default=0.5, help="largest busy share of the time (0.5)"
+    )
     parser.add_argument("--probe-out", metavar="DIR", help="keep the probe's raw answers (probe.json) in this folder")
     parser.add_argument("--json", action="store_true", help="one object on stdout (docs/audit.md)")
     parser.add_argument(
@@ -101,7 +107,11 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({**fix.model_dump(mode="json"), **more}, ensure_ascii=False) if args.json else _fix_text(fix))
     else:
         report = redact_object(audit(facts))
-        print(json.dumps({**report.model_dump(mode="json"), **more}, ensure_ascii=False) if args.json else report_text(report))
+        print(
+            json.dumps({**report.model_dump(mode="json"), **more}, ensure_ascii=False)
+            if args.json
+            else report_text(report)
+        )
     if probe and not args.json:
         print(probe_text(probe))
     if probe and probe.outcome == "fault" and args.fail_on:
@@ -116,7 +126,9 @@ def _probe(args: argparse.Namespace) -> ProbeReport:
     with contextlib.ExitStack() as stack:
         folder = Path(args.probe_out or stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        server = AttachedServer.attach("probed", ServerParams(attach=args.base_url, api_key_env=key), folder / "servers")
+        server = AttachedServer.attach(
+            "probed", ServerParams(attach=args.base_url, api_key_env=key), folder / "servers"
+        )
         take_probe(server, folder, args.probe_documents, duty=args.probe_duty)
         return judge_probe(json.loads((folder / "probe.json").read_text()), args.probe_limit)
 

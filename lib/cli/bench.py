@@ -66,7 +66,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     load.add_argument("--arrival", choices=client.ARRIVALS, default="poisson", help="open loop: how requests arrive")
     load.add_argument("--ramp", type=float, default=0.0, help="seconds over which slots start, or the rate grows")
     load.add_argument("--ramp-from", type=float, default=0.0, help="open loop: the rate at which the ramp begins")
-    load.add_argument("--num-requests", type=int, help="requests (sessions) a level (default max(4, 2C); open loop: 64)")
+    load.add_argument(
+        "--num-requests", type=int, help="requests (sessions) a level (default max(4, 2C); open loop: 64)"
+    )
     load.add_argument("--max-seconds", type=float, help="send nothing after so many seconds of a level")
     load.add_argument("--repeats", type=int, default=1, help="measure all levels so often, interleaved")
     load.add_argument("--versus", help="a second server: A/B, interleaved, the same prompts, paired differences")
@@ -95,7 +97,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     goal = parser.add_argument_group("service level")
     goal.add_argument("--slo", help="limits of a good request, for instance ttft=0.5,tpot=0.05,e2e=20 (seconds)")
-    goal.add_argument("--good-frac", type=float, default=search.GOOD_FRAC, help="share that must be good (default 0.95)")
+    goal.add_argument(
+        "--good-frac", type=float, default=search.GOOD_FRAC, help="share that must be good (default 0.95)"
+    )
     goal.add_argument("--search", type=float, help="search the highest load up to this that meets --slo")
     goal.add_argument("--find-knee", type=float, help="search the knee up to this load, from the one level given")
     rest = parser.add_argument_group("connection and output")
@@ -178,7 +182,9 @@ class Bench:
             self.api = "chat"  # the only endpoint that takes messages
         self.calibrate()
         print(f"{args.base_url}" + (f" (a) against {args.versus} (b)" if args.versus else ""))
-        print(f"model {', '.join(dict.fromkeys(self.models.values()))}  api {self.api}  dataset {first.name}  raw in {self.raw}")
+        print(
+            f"model {', '.join(dict.fromkeys(self.models.values()))}  api {self.api}  dataset {first.name}  raw in {self.raw}"
+        )
         if self.earlier:
             print(f"continuing {args.json}: {len(self.earlier)} level(s) are in it and are not measured again")
         print(_row({"concurrency": "C", "rate": "req/s", "replay": "scale"}[self.levels[0][0]], *COLUMNS))
@@ -201,7 +207,9 @@ class Bench:
         args = self.args
         if args.no_calibration:
             return
-        streams = int(max([v for _, v in self.levels] + [args.search or 0, args.find_knee or 0])) if args.concurrency else 64
+        streams = (
+            int(max([v for _, v in self.levels] + [args.search or 0, args.find_knee or 0])) if args.concurrency else 64
+        )
         print(f"calibrating this client at {streams} streams against the built-in judge ...", flush=True)
         made = judge.calibrate(max(1, streams), api=self.api, workers=args.workers)
         why = "; ".join(made["reasons"])
@@ -294,7 +302,11 @@ class Bench:
         print(_line(label, summary), flush=True)
         beside = server_side.rows(level)
         turns = metrics.turn_rows(level)
-        for note in [*_notes(level, summary, failed, bool(self.args.ramp)), *_turn_notes(turns), *_server_notes(beside)]:
+        for note in [
+            *_notes(level, summary, failed, bool(self.args.ramp)),
+            *_turn_notes(turns),
+            *_server_notes(beside),
+        ]:
             print(f"    {note}")
         result = {
             step.name: step.value, "key": step.key(), "repeat": step.repeat, "side": step.side or None,
@@ -307,7 +319,9 @@ class Bench:
             result["goodput"] = _plain(good)
             share = good["goodput_frac"]
             status = search.status_of(share, self.args.good_frac)[0]
-            print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {status}")
+            print(
+                f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {status}"
+            )
         if self.args.ramp:
             result["timeline"] = _plain(metrics.timeline(level))
         if level.header["stopped"] == "interrupted":
@@ -323,7 +337,8 @@ class Bench:
         more: dict[str, Any] = {}
         if self.args.repeats > 1:
             more["across_repeats"] = {
-                key: {m: _dumped(metrics.across_repeats(list_, m)) for m in COMPARED} for key, list_ in self.measured.items()
+                key: {m: _dumped(metrics.across_repeats(list_, m)) for m in COMPARED}
+                for key, list_ in self.measured.items()
             }
             for key, made in more["across_repeats"].items():
                 print(f"{key}, over repeats: " + "; ".join(f"{m} {_worded(made[m])}" for m in COMPARED[:3]))
@@ -355,7 +370,9 @@ class Bench:
                 row[key] = found.model_dump(exclude_none=True)
             made[f"{name}-{value:g}"] = row
             first = row["output_tokens_per_s"]
-            print(f"{name} {value:g}, a minus b: output tok/s {_worded(first)}; TTFT p50 s {_worded(row['ttft_s_p50'])}")
+            print(
+                f"{name} {value:g}, a minus b: output tok/s {_worded(first)}; TTFT p50 s {_worded(row['ttft_s_p50'])}"
+            )
         return made
 
     def write(self, more: dict[str, Any] | None = None) -> None:
@@ -373,7 +390,9 @@ class Bench:
             temporary.write_text(json.dumps(content, indent=1, default=str) + "\n")
             temporary.replace(self.args.json)
         except OSError as error:
-            raise BadInput(f"to write {self.args.json}", str(error.strerror), "free space, or name another file") from None
+            raise BadInput(
+                f"to write {self.args.json}", str(error.strerror), "free space, or name another file"
+            ) from None
 
     def progress(self, name: str, begun: float, work: float) -> Callable[[dict[str, Any]], None]:
         """Done, in flight, and the time left of this level and of all: on a terminal in place, else a line now and then."""
@@ -434,9 +453,13 @@ def _earlier(args: argparse.Namespace) -> dict[str, Any] | None:
         if not isinstance(settings, dict) or not isinstance(raw, str) or not all(isinstance(x, dict) for x in levels):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError):
-        raise BadInput("a --json file that does not exist, or is an earlier run's", f"{args.json} is neither", do) from None
+        raise BadInput(
+            "a --json file that does not exist, or is an earlier run's", f"{args.json} is neither", do
+        ) from None
     now = _settings(args)
-    other = [f"{k}: {settings.get(k)!r} there, {now.get(k)!r} now" for k in sorted(now) if settings.get(k) != now.get(k)]
+    other = [
+        f"{k}: {settings.get(k)!r} there, {now.get(k)!r} now" for k in sorted(now) if settings.get(k) != now.get(k)
+    ]
     if other:
         found = f"{args.json} is of a run with other options ({'; '.join(other[:4])})"
         raise BadInput("a --json file of the same run, to continue it", found, do)
@@ -469,7 +492,9 @@ COLUMNS = (*RATES, "TTFT p50", "p99 ms", "gap p50", "p99 ms", "tok p50 ms", "tok
 def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
     given = [n for n in ("concurrency", "rate", "trace") if getattr(args, n)]
     if len(given) != 1:
-        raise BadInput("one of --concurrency, --rate and --trace", " and ".join(f"--{n}" for n in given) or "none of them")
+        raise BadInput(
+            "one of --concurrency, --rate and --trace", " and ".join(f"--{n}" for n in given) or "none of them"
+        )
     name = "replay" if given[0] == "trace" else given[0]
     option = "time-scale" if name == "replay" else name
     text = args.time_scale if name == "replay" else getattr(args, name)
@@ -488,7 +513,16 @@ def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
         number = getattr(args, option)
         if number is not None and number < low:
             raise BadInput(f"--{option.replace('_', '-')} of at least {low}", str(number))
-    for option in ("ramp", "ramp_from", "think_time", "gap_timeout", "first_timeout", "max_seconds", "search", "find_knee"):
+    for option in (
+        "ramp",
+        "ramp_from",
+        "think_time",
+        "gap_timeout",
+        "first_timeout",
+        "max_seconds",
+        "search",
+        "find_knee",
+    ):
         number = getattr(args, option)
         if number is not None and not 0 <= number < 1e6:
             raise BadInput(f"--{option.replace('_', '-')} as a number from 0 on", str(number))
@@ -498,12 +532,16 @@ def _levels(args: argparse.Namespace) -> list[tuple[str, float]]:
         raise BadInput("--good-frac above 0 and at most 1", str(args.good_frac))
     if args.search is not None:
         if len(values) != 1 or name == "replay" or args.repeats > 1 or args.versus:
-            raise BadInput("--search with one --concurrency or --rate to begin at, without --repeats and --versus", repr(text))
+            raise BadInput(
+                "--search with one --concurrency or --rate to begin at, without --repeats and --versus", repr(text)
+            )
         if args.search < values[0]:
             raise BadInput(f"--search of at least the load it begins at, {values[0]:g}", f"{args.search:g}")
     if args.find_knee is not None:
         if len(values) != 1 or name == "replay" or args.repeats > 1 or args.versus or args.search:
-            raise BadInput("--find-knee with one --concurrency or --rate, without --repeats, --versus and --search", repr(text))
+            raise BadInput(
+                "--find-knee with one --concurrency or --rate, without --repeats, --versus and --search", repr(text)
+            )
         if args.find_knee < values[0]:
             raise BadInput(f"--find-knee of at least the load it begins at, {values[0]:g}", f"{args.find_knee:g}")
     return [(name, v) for v in values]
@@ -542,7 +580,11 @@ def _workload(args: argparse.Namespace, number: int, value: float, kind: str) ->
     how: dict[str, Any] = {"seed": args.seed * 1000 + number, "warmup": args.warmup, "ignore_eos": not args.stop_at_eos}
     if kind == "replay":
         return workloads.trace_file(
-            args.trace, time_scale=value, limit=args.limit, vocab_size=args.vocab_size, **how | {"seed": args.seed * 1000}
+            args.trace,
+            time_scale=value,
+            limit=args.limit,
+            vocab_size=args.vocab_size,
+            **how | {"seed": args.seed * 1000},
         )
     count = args.num_requests or (workloads.requests_per_level(int(value)) if args.concurrency else 64)
     if args.dataset == "random-ids":
@@ -601,9 +643,7 @@ def _line(label: str, s: dict[str, Measured]) -> str:
     return _row(label, *rates, *milli, *whole)
 
 
-def _notes(
-    level: metrics.Level, summary: dict[str, Measured], failed: dict[str, int], ramp: bool = False
-) -> list[str]:
+def _notes(level: metrics.Level, summary: dict[str, Measured], failed: dict[str, int], ramp: bool = False) -> list[str]:
     notes = []
     low, high = summary["output_tokens_per_s"].low, summary["output_tokens_per_s"].high
     if low is not None and high is not None:
@@ -635,7 +675,9 @@ def _notes(
         notes.append(f"sent at {achieved.value:.3f} of the offered rate")
     liars = summary["usage_below_events"].value
     if liars:
-        notes.append(f"in {liars} request(s) the server counts fewer tokens than it sent events: tok/s is not to be believed")
+        notes.append(
+            f"in {liars} request(s) the server counts fewer tokens than it sent events: tok/s is not to be believed"
+        )
     cached = summary["cached_tokens"].value
     if isinstance(cached, int) and cached:
         notes.append(f"{cached} of {summary['input_tokens'].value} prompt tokens came from the prefix cache")

@@ -22,18 +22,33 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "'python3 lib/deploy/describe_host.py host.json'). Here: 'workbook bundle --for host.json --out DIR'. On the host: "
         "'python3 DIR/install.py TARGET', then PYTHONPATH=TARGET. Exit codes: 0 done, 2 bad input or too large.",
     )
-    parser.add_argument("--describe-host", metavar="FILE", nargs="?", const="-", help="describe this machine; '-' prints it")
+    parser.add_argument(
+        "--describe-host", metavar="FILE", nargs="?", const="-", help="describe this machine; '-' prints it"
+    )
     parser.add_argument("--for", dest="host", metavar="HOST.json", type=Path, help="the host that it is for")
     parser.add_argument("--out", metavar="DIR", type=Path, help="where the bundle goes (replaced)")
     parser.add_argument(
-        "--plan", metavar="FILE", type=Path, default=ROOT / "params" / "h200" / "bundle.yaml", help="what is installed and run"
+        "--plan",
+        metavar="FILE",
+        type=Path,
+        default=ROOT / "params" / "h200" / "bundle.yaml",
+        help="what is installed and run",
     )
-    parser.add_argument("--lock", metavar="FILE", type=Path, help="versions and hashes (default: bundle.lock beside the plan)")
+    parser.add_argument(
+        "--lock", metavar="FILE", type=Path, help="versions and hashes (default: bundle.lock beside the plan)"
+    )
     parser.add_argument("--resolve", action="store_true", help="resolve the lock anew for this host")
-    parser.add_argument("--imports", metavar="FILE", type=Path, help="what was opened (default: bundle.imports.json beside the plan)")
+    parser.add_argument(
+        "--imports", metavar="FILE", type=Path, help="what was opened (default: bundle.imports.json beside the plan)"
+    )
     parser.add_argument("--trace", action="store_true", help="run the plan's programs here to find what they open")
     parser.add_argument(
-        "--add-trace", metavar="DIR", type=Path, action="append", default=[], help="a trace recorded on the host, added to the imports"
+        "--add-trace",
+        metavar="DIR",
+        type=Path,
+        action="append",
+        default=[],
+        help="a trace recorded on the host, added to the imports",
     )
     parser.add_argument("--work", metavar="DIR", type=Path, help="where wheels are unpacked (default: in the cache)")
     parser.add_argument("--prove", action="store_true", help="install it here and run the plan's programs with it")

@@ -42,7 +42,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--against", metavar="DIR", help="the reference as recorded earlier (the same as --a DIR)")
     parser.add_argument("--record", metavar="DIR", help="score --a into this folder, to be compared later")
     parser.add_argument(
-        "--restarted", metavar="DIR", action="append", default=[], help="A recorded again after a restart: part of the floor"
+        "--restarted",
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="A recorded again after a restart: part of the floor",
     )
     parser.add_argument("--out", metavar="DIR", help="where raw files go (default: a new folder under outputs/)")
     parser.add_argument(
@@ -50,12 +54,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="a text file or a module of the standard library, joined by + (default: chosen from the library)",
     )  # fmt: skip
     parser.add_argument(
-        "--tokens", metavar="N[,N...]", help="tokens of each document (default: two each at 1/4, 1/2 and all of the context)"
+        "--tokens",
+        metavar="N[,N...]",
+        help="tokens of each document (default: two each at 1/4, 1/2 and all of the context)",
     )
     parser.add_argument("--bucket", metavar="N", type=int, default=512, help="first position bucket; they double (512)")
     parser.add_argument("--limit", metavar="NATS", type=float, default=0.01, help="accepted loss, nats a token (0.01)")
     parser.add_argument("--top", metavar="K", type=int, default=5, help="likeliest tokens kept at each position (5)")
-    parser.add_argument("--load", metavar="N", type=int, default=2, help="streams beside the loaded floor pass, 0: none (2)")
+    parser.add_argument(
+        "--load", metavar="N", type=int, default=2, help="streams beside the loaded floor pass, 0: none (2)"
+    )
     parser.add_argument("--tasks", metavar="N", type=int, default=0, help="items of each task family (0: no tasks)")
     parser.add_argument("--task-tokens", metavar="N", type=int, default=2000, help="depth of the deep items (2000)")
     parser.add_argument("--no-flush", action="store_true", help="don't flush caches (other traffic runs)")
@@ -79,7 +87,9 @@ def run(args: argparse.Namespace) -> int:
         flush=not args.no_flush, task_count=args.tasks, task_tokens=args.task_tokens,
     )  # fmt: skip
     key = args.api_key_env or ("WORKBOOK_API_KEY" if os.environ.get("WORKBOOK_API_KEY") else None)
-    out = Path(args.record or args.out or outputs_root() / "compare-accuracy" / f"{datetime.datetime.now():%Y%m%d-%H%M%S}")
+    out = Path(
+        args.record or args.out or outputs_root() / "compare-accuracy" / f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
+    )
     a, b, notes = _sides(args, given_a, out, wanted, key)
     report = sides.compare_sides(a, b, wanted, args.bucket, args.limit, [Path(d) for d in args.restarted], notes)
     print(json.dumps(report.model_dump(mode="json"), ensure_ascii=False) if args.json else text(report, a, b))
@@ -145,11 +155,16 @@ def text(report: AccuracyReport, a: Path, b: Path | None) -> str:
     if report.needed_tokens:
         out.append(f"needed: about {report.needed_tokens:,} tokens in all")
     out.append("")
-    out += [f"  {d['name']}: {d['tokens']} tokens of {d['origin']}, SHA-256 {d['sha256'][:16]}" for d in report.documents]
+    out += [
+        f"  {d['name']}: {d['tokens']} tokens of {d['origin']}, SHA-256 {d['sha256'][:16]}" for d in report.documents
+    ]
     rows: list[tuple[str, ScoreComparison]] = [(f"A {name}", found) for name, found in report.floors.items()]
     if report.comparison:
         rows.append(("B", report.comparison))
-    out += ["", f"{'against A':<14}{'tokens':>8}{'mean nat/token':>34}{'mean |d|':>11}{'perplexity':>12}{'top-1':>8}{'KL >=':>10}"]
+    out += [
+        "",
+        f"{'against A':<14}{'tokens':>8}{'mean nat/token':>34}{'mean |d|':>11}{'perplexity':>12}{'top-1':>8}{'KL >=':>10}",
+    ]
     for name, found in rows:
         out.append(_line(name, found.tokens, found.pooled, found.mean_absolute, found.perplexity_ratio,
                          found.top1_agreement, found.kl_lower_bound))  # fmt: skip
@@ -179,7 +194,9 @@ def text(report: AccuracyReport, a: Path, b: Path | None) -> str:
 def _line(name: str, tokens: int, mean: Measured, absolute: float, ratio: Any, top1: Any, kl: Any) -> str:
     ends = f" [{mean.low:+.5f}, {mean.high:+.5f}]" if mean.low is not None and mean.high is not None else ""
     shown = f"{mean.value:+.5f}{ends}" if isinstance(mean.value, (int, float)) else str(mean.reason)
-    return f"{name:<14}{tokens:>8}{shown:>34}{absolute:>11.5f}{_cell(ratio, 5):>12}{_cell(top1, 4):>8}{_cell(kl, 5):>10}"
+    return (
+        f"{name:<14}{tokens:>8}{shown:>34}{absolute:>11.5f}{_cell(ratio, 5):>12}{_cell(top1, 4):>8}{_cell(kl, 5):>10}"
+    )
 
 
 def _cell(value: Measured | None, digits: int) -> str:

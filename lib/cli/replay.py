@@ -36,6 +36,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"replay: {len(done.deleted)} derived files deleted, {done.raw_files} raw files kept")
         for line in done.differences:
             print(f"replay: {line}")
-        print("replay: " + ("what follows differs from the run" if done.differences else "every verdict and number is the run's own"))
+        print(
+            "replay: "
+            + ("what follows differs from the run" if done.differences else "every verdict and number is the run's own")
+        )
         print(f"report: {done.folder}/index.html")
     return 1 if done.failed or done.differences else 0

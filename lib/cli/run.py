@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 
 from lib import runner
-from lib.errors import WorkbookError
+from lib.errors import BadInput, WorkbookError
+from lib.hosts import local
+from lib.params import NOTEBOOKS
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -21,6 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--profile", default="embedded", help="a name under params/, or a folder (default: embedded)")
     parser.add_argument("--only", help="numbers of notebooks, such as 03,05")
     parser.add_argument("--resume", metavar="RUN", help="run id, folder or `latest`: go on where that run stopped")
+    parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for a pipeline")
     parser.add_argument("--strict", action="store_true", help="exit 3 if a verdict failed")
     parser.set_defaults(run=run)
 
@@ -38,8 +42,26 @@ def run(args: argparse.Namespace) -> int:
     for state in runner.read_run(folder).notebooks:
         if state.state == "failed":
             print(f"workbook: notebook {state.notebook} failed: {state.error}", file=sys.stderr)
+    if args.junit:
+        _write_junit(Path(args.junit), folder)
     print(f"report: {folder / 'index.html'}")
     return code
+
+
+def _write_junit(file: Path, folder: Path) -> None:
+    """The run's verdicts as JUnit XML, to a temporary name first.
+
+    Raises:
+        BadInput: the file can't be written.
+    """
+    from lib.report.junit import junit_xml
+
+    found = {n: r for n in NOTEBOOKS if (r := runner.read_result(folder / f"{n}.result.json"))}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        local.write_atomic(file, junit_xml(runner.read_run(folder), found, NOTEBOOKS))
+    except OSError as error:
+        raise BadInput(f"--junit names a file that can be written: {file}", error.strerror or str(error)) from error
 
 
 def _how_to_go_on(began: float) -> str:

@@ -1,0 +1,155 @@
+"""Keeps the outputs folder below a size: whole old runs go, the newest of each profile and those that are kept stay.
+
+A run is kept if it holds a file `KEEP`, if it is among the newest `keep` of its profile that ended, if it has not ended (its
+evidence may be needed to go on), or if it is not a run of this workbook. Nothing inside a kept run is removed but attempts
+that no verdict points to (`<name>.earlier-*`), so the evidence of a kept verdict is never lost.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+from lib.records import Record
+from lib.report.site import read_run
+
+KEEP_FILE = "KEEP"
+
+
+class Removal(Record):
+    """One folder that is, or would be, removed."""
+
+    path: str
+    bytes: int
+    why: str
+
+
+class PrunePlan(Record):
+    """What would be removed, what stays and why, and the sizes before and after."""
+
+    bytes_before: int
+    bytes_after: int
+    limit_bytes: int | None
+    removals: list[Removal] = []
+    kept: dict[str, str] = {}
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files below a folder, as `du --apparent-size`; links are not followed, hard links count once."""
+    total, seen = 0, set()
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                about = os.lstat(Path(place) / name)
+            except OSError:
+                continue
+            if about.st_nlink == 1 or (about.st_dev, about.st_ino) not in seen:
+                seen.add((about.st_dev, about.st_ino))
+                total += about.st_size
+    return total
+
+
+def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
+    """What has to go so that the outputs folder is within its limit; oldest first, attempts without a verdict before runs.
+
+    Args:
+        root: the outputs folder.
+        limit_bytes: its size afterwards, as far as kept runs allow; None: only superfluous attempts go.
+        keep: newest ended runs of each profile that stay whatever the size.
+    """
+    runs: list[tuple[str, Path, str | None]] = []
+    sizes: dict[Path, int] = {}
+    removals: list[Removal] = []
+    kept: dict[str, str] = {}
+    for profile in (
+        sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink() and not p.name.startswith("."))
+        if root.is_dir()
+        else []
+    ):
+        newest: list[tuple[str, Path]] = []
+        for folder in profile.iterdir():
+            if not folder.is_dir() or folder.is_symlink() or not (folder / "result.json").is_file():
+                continue
+            run, problem, _ = read_run(folder)
+            sizes[folder] = folder_bytes(folder)
+            if run is None:
+                runs.append((folder.name, folder, f"its index can't be read ({problem})"))
+            elif run.state in ("running", "interrupted"):
+                runs.append((run.started, folder, f"it has not ended ({run.state})"))
+            elif (folder / KEEP_FILE).exists():
+                runs.append((run.started, folder, f"it holds {KEEP_FILE}"))
+            else:
+                newest.append((run.started, folder))
+        newest.sort(reverse=True)
+        runs += [
+            (at, f, f"one of the newest {keep} of its profile" if i < keep else None)
+            for i, (at, f) in enumerate(newest)
+        ]
+    before = after = sum(sizes.values())
+    for _, folder, why in sorted(runs, key=lambda r: r[0]):
+        if why is not None:
+            kept[str(folder.relative_to(root))] = why
+        for attempt in superfluous(folder):
+            size = folder_bytes(attempt)
+            removals.append(
+                Removal(
+                    path=str(attempt.relative_to(root)),
+                    bytes=size,
+                    why="an attempt that was taken again; no verdict points to it",
+                )
+            )
+            after -= size
+            sizes[folder] -= size
+    if limit_bytes is not None:
+        for _, folder, why in sorted(runs, key=lambda r: r[0]):
+            if after <= limit_bytes:
+                break
+            if why is None:
+                removals = [r for r in removals if not Path(r.path).is_relative_to(folder.relative_to(root))]
+                whole = folder_bytes(folder)
+                removals.append(
+                    Removal(path=str(folder.relative_to(root)), bytes=whole, why="an old run, beyond the size limit")
+                )
+                after -= sizes[folder]
+    return PrunePlan(bytes_before=before, bytes_after=after, limit_bytes=limit_bytes, removals=removals, kept=kept)
+
+
+def superfluous(folder: Path) -> list[Path]:
+    """Folders of attempts (`raw/NN/<name>.earlier-*`) that no verdict, trial or prediction of the run points to."""
+    _, _, notebooks = read_run(folder)
+    if any(one.result is None and one.state != "not_run" for one in notebooks):
+        return []  # what a notebook without a valid result would have pointed to is not known
+    named = {
+        evidence.path
+        for one in notebooks
+        if one.result
+        for claim in [v.evidence for v in one.result.verdicts] + [t.evidence for t in one.result.trials]
+        for evidence in claim
+    }
+    found = sorted(p for p in folder.glob("raw/*/*.earlier-*") if p.is_dir() and not p.is_symlink())
+    return [p for p in found if not any(Path(name).is_relative_to(p.relative_to(folder)) for name in named)]
+
+
+def carry_out(root: Path, plan: PrunePlan) -> list[str]:
+    """Remove what a plan names; returns what could not be removed, with the reason.
+
+    Each folder is renamed first, so that a run is there or gone, never half; one that somebody works in now is left alone.
+    """
+    problems = []
+    for removal in plan.removals:
+        folder = root / removal.path
+        run = root.joinpath(*Path(removal.path).parts[:2])
+        try:
+            with (run / ".lock").open("a+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                doomed = root / f".pruned-{uuid.uuid4().hex[:8]}"
+                folder.rename(doomed)
+            shutil.rmtree(doomed)
+        except BlockingIOError:
+            problems.append(f"{removal.path}: somebody works in it")
+        except OSError as error:
+            problems.append(f"{removal.path}: {error.strerror or error}")
+    return problems
