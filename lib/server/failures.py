@@ -347,7 +347,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "vllm_no_cache_blocks",
         "",
         r"No available memory for the cache blocks|is larger than the available KV cache memory"
-        r"|is less than desired GPU memory utilization",
+        r"|is less than desired GPU memory utilization"
+        r"|max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache",
         "oom_at_startup",
         "cause",
         "vLLM has no room for the KV cache: {line}",
@@ -912,6 +913,7 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "trust_remote_code",
     "cache blocks",
     "available KV cache memory",
+    "stored in KV cache",
     "desired GPU memory",
     "fallen off",
     "GPU is lost",

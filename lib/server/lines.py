@@ -53,6 +53,7 @@ _BRACKET_RANK = re.compile(rb"^\[rank(\d{1,9})\]:")
 _LAUNCHER = re.compile(
     rb"(?P<process>\((?P<name>\w[\w.:-]{0,60}) pid=\d{1,10}(?:, ip=[\w.:]{1,45})?\))(?: |$)"
     rb"|\[rank(?P<rank>\d{1,9})\]:(?: |$)"
+    rb"|\[(?:TP|DP|PP|EP)\d{1,4}\.\.\d{1,4}\] *"  # people sum up equal lines of many ranks
     rb"|\[pod/[^\]\s]{1,200}\](?: |$)"
     rb"|\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]{0,10}Z\](?: |$)"
     rb"|\d{1,4}: (?=[\[ A-Z])"
