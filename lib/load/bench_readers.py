@@ -1131,7 +1131,10 @@ def _runs_row(
 
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
-    (r"^(c|conc\w*|concurrency|streams|users|(max |#)?(conc\w*|parallel) ?(requests|req)?|batch( size)?)$", "max_concurrency"),
+    (
+        r"^(c|conc\w*|concurrency|streams|users|(max |#)?(conc\w*|parallel) ?(requests|req)?|batch( size)?)$",
+        "max_concurrency",
+    ),
     (r"aggregate|output tok|^tok/s$|^t/s$|throughput.*tok|agg", "output_tokens_per_s"),
     (r"^test$|^name$|^label$", "label"),
     (r"^(wall|duration)", "duration_s"),

@@ -294,7 +294,7 @@ def test_plain_exception_and_shortened_header() -> None:
 
 def test_messages_of_several_lines() -> None:
     """An exception's message that goes on in the next line is whole."""
-    head = b"Traceback (most recent call last):\n  File \"/x/a.py\", line 1, in check\n    assert a\n"
+    head = b'Traceback (most recent call last):\n  File "/x/a.py", line 1, in check\n    assert a\n'
     lines = (head + b"AssertionError: Invalid shape 'None'. \nThis layer takes only: 'two', 'three'.").split(b"\n")
     for found in (classify(lines), read_log(lines).failure):
         assert need(found).root_cause == "AssertionError: Invalid shape 'None'. This layer takes only: 'two', 'three'."
@@ -710,9 +710,7 @@ SPEC_CHECK = "arg_groups/speculative_hook.py _handle_eagle_family"
         ),
     ],
 )
-def test_a_refusal_of_the_rules_is_bad_arguments(
-    message: str, where: str, ident: str, words: tuple[str, str]
-) -> None:
+def test_a_refusal_of_the_rules_is_bad_arguments(message: str, where: str, ident: str, words: tuple[str, str]) -> None:
     """The reason of the rule is the cause (recorded on an H200 with 0.5.16: four of these exceptions)."""
     failure = refused(message, where)
     assert (failure.id, failure.failure_class, failure.phase) == (ident, "bad_arguments", "arguments")
@@ -721,7 +719,9 @@ def test_a_refusal_of_the_rules_is_bad_arguments(
     assert failure.cause_known and failure.outcome == "crashes"
 
 
-@pytest.mark.parametrize("message", ["TypeError: '>' not supported between instances of 'NoneType' and 'int'", "AssertionError"])
+@pytest.mark.parametrize(
+    "message", ["TypeError: '>' not supported between instances of 'NoneType' and 'int'", "AssertionError"]
+)
 def test_an_exception_that_anything_may_raise_is_not_taken_for_a_refusal(message: str) -> None:
     assert refused(message, "server_args.py _handle_page_size").id == "exception"
 
