@@ -832,17 +832,20 @@ def s5(look: Look) -> Outcome:
 def d1(look: Look) -> Outcome:
     if not look("speculative_algorithm"):
         return _not_for("no speculative decoding")
-    single, accumulated = look("speculative_accept_threshold_single"), look("speculative_accept_threshold_acc")
-    if float(single) >= 1.0 and float(accumulated) >= 1.0:
+    names = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+    known = {name: look(name) for name in names if look.facts.value(name) is not None}
+    if all(float(value) >= 1.0 for value in known.values()):
+        known = {name: look(name) for name in names}  # one that is not known can't be called fine
+    if all(float(value) >= 1.0 for value in known.values()):
         return _fine(
             "both acceptance thresholds are 1.0: drafts are accepted by the target's distribution",
             "lossless_acceptance",
         )
+    said = ", ".join(f"{name.rpartition('_')[2]}={value}" for name, value in known.items())
     return _found(
         "error",
         "lossy_acceptance",
-        f"acceptance thresholds single={single}, accumulated={accumulated}: drafts are accepted that the target "
-        "would refuse",
+        f"acceptance thresholds {said}: drafts are accepted that the target would refuse",
         changes=({"speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0},),
         values={"outputs_valid": False},
     )

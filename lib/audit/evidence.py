@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from lib.audit.facts import DEFAULT_NOTE, FACTS, Fact, Facts, How, make_fact, torch_dtype
+from lib.audit.facts import DEFAULT_NOTE, FACTS, WRITTEN_AS, Fact, Facts, How, make_fact, torch_dtype
 from lib.audit.rules import LINES
 from lib.audit.scales import checkpoint_of, derived, loads_scales, version_of
 from lib.errors import BadInput, ServerError, UnreadableFile
@@ -240,10 +240,11 @@ def flags_facts(text: str, path: str = "--flags") -> list[Fact]:
         words = shlex.split(text.replace("\\\n", " "), comments=False)
     except ValueError as error:
         raise BadInput("expected a launch line that a shell can split", str(error), "close its quotes") from error
-    given, variables, whole = _split_words(words)
+    given, variables, whole, spelled = _split_words(words)
     facts: list[Fact] = []
     for name, value in given.items():
-        facts.append(make_fact(name, value, "asked", "flags", path=path, quote=f"{name} = {value}"))
+        note = f"{WRITTEN_AS}{spelled[name]}" if name in spelled else None
+        facts.append(make_fact(name, value, "asked", "flags", path=path, quote=f"{name} = {value}", note=note))
     if whole:
         for name, value in DEFAULTS.items():
             if name not in given:
@@ -255,8 +256,9 @@ def flags_facts(text: str, path: str = "--flags") -> list[Fact]:
     return facts
 
 
-def _split_words(words: list[str]) -> tuple[dict[str, Any], dict[str, str], bool]:
+def _split_words(words: list[str]) -> tuple[dict[str, Any], dict[str, str], bool, dict[str, str]]:
     given: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
     variables: dict[str, str] = {}
     whole = False
     index = 0
@@ -273,6 +275,8 @@ def _split_words(words: list[str]) -> tuple[dict[str, Any], dict[str, str], bool
             continue
         name, sign, value = word[2:].partition("=")
         name = name.replace("-", "_")
+        if name in ALIASES and ALIASES[name] in _ARGUMENTS:
+            spelled[ALIASES[name]] = word.partition("=")[0]
         name = ALIASES.get(name, name)
         if name == "model_path":
             whole = True
@@ -290,7 +294,7 @@ def _split_words(words: list[str]) -> tuple[dict[str, Any], dict[str, str], bool
         elif name == "env":
             key, _, content = value.partition("=")
             variables[key] = content
-    return given, variables, whole
+    return given, variables, whole, spelled
 
 
 def _typed(name: str, value: str) -> Any:

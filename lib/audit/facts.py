@@ -27,6 +27,8 @@ Belongs = Literal["program", "argument", "environment", "checkpoint", "hardware"
 
 #: Note of an argument that a whole launch line leaves out.
 DEFAULT_NOTE = "not on the launch line: SGLang's default"
+#: Begins the note of an argument that was written under another name, which some versions refuse.
+WRITTEN_AS = "written as "
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lib.audit.facts import DEFAULT_NOTE, FACTS, Facts, version_key
+from lib.audit.facts import DEFAULT_NOTE, FACTS, WRITTEN_AS, Fact, Facts, version_key
 from lib.errors import BadInput
 from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 
@@ -16,6 +16,15 @@ def has_run(facts: Facts) -> bool:
         FACTS[name].belongs == "process" and any(fact.how in ("measured", "read") for fact in seen)
         for name, seen in facts.sightings.items()
     )
+
+
+def _spelling(name: str, fact: Fact) -> str:
+    """The flag as somebody wrote it: argparse knows no other name; a recommended change is written as the version
+    needs it."""
+    if fact.source == "change":
+        return name
+    note = fact.note or ""
+    return note.removeprefix(WRITTEN_AS) if note.startswith(WRITTEN_AS) else "--" + name.replace("_", "-")
 
 
 def launch_faults(facts: Facts) -> list[PredictedFailure]:
@@ -36,7 +45,7 @@ def launch_faults(facts: Facts) -> list[PredictedFailure]:
         if name != "model_path":
             resolved[name] = fact.value
             if fact.source in ("flags", "change"):
-                written[name] = fact.value
+                written[_spelling(name, fact)] = fact.value
     if facts.value("platform") == "cpu":
         resolved["device"] = "cpu"
     recurrent = facts.value("recurrent")
@@ -46,7 +55,7 @@ def launch_faults(facts: Facts) -> list[PredictedFailure]:
     found: dict[str, PredictedFailure] = {}
     for flags in (written, resolved):
         try:
-            told = check_arguments({"model_path": "model", "flags": flags}, str(version), gpu, model)
+            told = check_arguments({"model_path": "model", "flags": flags}, str(version), gpu, model, strict=False)
         except BadInput:
             continue
         for fault in told:

@@ -455,18 +455,6 @@ RULES: tuple[Rule, ...] = (
         "correct the launch line", "lib/server/flags.py"),
 )
 # fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
-# fmt: on
 
 
 def audit(facts: Facts, *, check_fixes: bool = True) -> AuditReport:

@@ -130,7 +130,7 @@ def read_rows(text: str) -> tuple[list[BenchRow], list[Details]]:
     if not found:
         first = next(line for line in body.splitlines() if line.strip())
         raise UnreadableFile(
-            "a result of bench_serving, one_batch_server, vLLM, aiperf, guidellm or inference-perf",
+            "a result of bench_serving, one_batch_server, vLLM, aiperf, guidellm, inference-perf or llmperf",
             f"text that begins {ascii(redact_text(first[:4096])[:60])}",
             "give the tool's JSON or its whole result block",
         )
@@ -228,6 +228,92 @@ def _from_json(data: dict[str, Any]) -> Iterator[tuple[BenchRow, Details]]:
         for key in ("mean_ttft_ms", "request_throughput", "output_throughput", "mean_e2e_latency_ms", "mean_e2el_ms")
     ):
         yield _serving_json(data)
+    elif "output_token_throughput" in data and "request_rate" in data:
+        yield _serving_json({_OLD_KEYS.get(key, key): value for key, value in data.items()})
+    elif "results_num_requests_started" in data or "results_ttft_s_mean" in data:
+        yield _llmperf(data)
+    elif "avg_latency" in data and isinstance(data.get("percentiles"), dict):
+        yield _vllm_latency(data)
+    elif "elapsed_time" in data and "requests_per_second" in data:
+        yield _vllm_throughput_json(data)
+
+
+#: bench_serving's first JSONL (2024) had shorter names; its latencies are in ms too.
+_OLD_KEYS = {
+    "total_input": "total_input_tokens",
+    "total_output": "total_output_tokens",
+    "output_token_throughput": "output_throughput",
+} | {f"{stat}_{word}": f"{stat}_{word}_ms" for stat in ("mean", "median", "p99") for word in ("ttft", "tpot", "itl")}
+
+
+def _llmperf(data: dict[str, Any]) -> tuple[BenchRow, Details]:
+    """llmperf's summary: one flat object; its inter-token latency is (E2E / output tokens), one value a request."""
+    not_numbers: list[str] = []
+
+    def stats(word: str) -> Stats | None:
+        head = f"results_{word}_s_"
+        names = {"mean": "mean", "min": "min", "max": "max", "std": "stddev", "median": "quantiles_p50"}
+        names |= {stat: f"quantiles_{stat}" for stat in ("p90", "p95", "p99")}
+        return _stats({stat: data.get(head + name) for stat, name in names.items()}, 1e3, head, not_numbers)
+
+    started, done, bad = (
+        count(data.get(f"results_{name}"))
+        for name in ("num_requests_started", "num_completed_requests", "number_errors")
+    )
+    per_minute = number(data.get("results_num_completed_requests_per_min"))
+    rate = number(data.get("results_mean_output_throughput_token_per_s"))
+    length = number(data.get("results_number_output_tokens_mean"))
+    row = BenchRow(
+        format="llmperf",
+        tool="llmperf",
+        model=_word(data.get("model")),
+        label=_word(data.get("name")),
+        requested=started,
+        completed=done,
+        failed=bad,
+        max_concurrency=count(data.get("num_concurrent_requests")),
+        input_len_asked=number(data.get("mean_input_tokens")),
+        output_len_asked=number(data.get("mean_output_tokens")),
+        requests_per_s=per_minute / 60 if per_minute is not None else None,
+        output_tokens_per_s=rate,
+        output_tokens=round(length * done) if length is not None and done is not None else None,
+        ttft_ms=stats("ttft"),
+        itl_ms=stats("inter_token_latency"),
+        e2e_ms=stats("end_to_end_latency"),
+    )
+    return row, Details(not_numbers=tuple(not_numbers), failed_counted=bad is not None)
+
+
+def _vllm_latency(data: dict[str, Any]) -> tuple[BenchRow, Details]:
+    """`vllm bench latency`: seconds of whole batches, one after the other; nothing is streamed."""
+    not_numbers: list[str] = []
+    shares = _mapping(data.get("percentiles"))
+    times = _floats(data.get("latencies"))
+    wanted = {"mean": data.get("avg_latency"), "median": shares.get("50")}
+    wanted |= {f"p{share}": shares.get(str(share)) for share in (90, 95, 99)}
+    wanted |= {"min": min(times), "max": max(times)} if times else {}
+    row = BenchRow(
+        format="vllm_latency",
+        tool="vllm bench latency",
+        streaming=False,
+        completed=len(times) or None,
+        duration_s=sum(times) if times else None,
+        e2e_ms=_stats(wanted, 1e3, "latency", not_numbers),
+    )
+    return row, Details(not_numbers=tuple(not_numbers))
+
+
+def _vllm_throughput_json(data: dict[str, Any]) -> tuple[BenchRow, Details]:
+    """`vllm bench throughput --output-json`: one offline run."""
+    row = BenchRow(
+        format="vllm_throughput",
+        tool="vllm bench throughput",
+        completed=count(data.get("num_requests")),
+        duration_s=number(data.get("elapsed_time")),
+        requests_per_s=number(data.get("requests_per_second")),
+        total_tokens_per_s=number(data.get("tokens_per_second")),
+    )
+    return row, Details()
 
 
 #: Keys of SGLang's and vLLM's JSON -> fields that are plain numbers.
@@ -1045,7 +1131,10 @@ def _runs_row(
 
 
 _COLUMNS: tuple[tuple[str, str], ...] = (
-    (r"^(c|conc\w*|concurrency|streams|users|(max |#)?(conc\w*|parallel) ?(requests|req)?|batch( size)?)$", "max_concurrency"),
+    (
+        r"^(c|conc\w*|concurrency|streams|users|(max |#)?(conc\w*|parallel) ?(requests|req)?|batch( size)?)$",
+        "max_concurrency",
+    ),
     (r"aggregate|output tok|^tok/s$|^t/s$|throughput.*tok|agg", "output_tokens_per_s"),
     (r"^test$|^name$|^label$", "label"),
     (r"^(wall|duration)", "duration_s"),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lib.errors import BadInput, UnknownArchitecture
+from lib.model.compressed import bytes_per_full_token
 from lib.model.facts import Architecture, LayerGroup, RecurrentState
 
 Config = Mapping[str, Any]
@@ -800,7 +801,9 @@ def architecture(config: Config) -> Architecture:
     row = TABLE.get(name)
     if row is None:
         if name in LEFT_OUT:
-            raise UnknownArchitecture("expected an architecture with a known memory layout", name, LEFT_OUT[name])
+            raise UnknownArchitecture(
+                "expected an architecture with a known memory layout", name, LEFT_OUT[name] + _compressed(config)
+            )
         near = difflib.get_close_matches(name[:100], TABLE, n=3, cutoff=0.5)
         raise UnknownArchitecture(
             "expected an architecture with a known memory layout"
@@ -834,6 +837,19 @@ def architecture(config: Config) -> Architecture:
         exceptions=notes,
         source=row.source,
     )
+
+
+def _compressed(config: Config) -> str:
+    """The cost of a token of full context on the releases of which it is known, for the refusal's text."""
+    told = []
+    for version in ("0.5.12", "0.5.15.post1"):
+        try:
+            cost = bytes_per_full_token(text_config(config)[0], version)
+        except BadInput:
+            return ""
+        if cost is not None:
+            told.append(f"{cost.bytes_per_full_token:.2f} on {version}")
+    return f"; without MTP and with a sliding share of 0.1 it says {' and '.join(told)}"
 
 
 def _layers_or_pattern(text: Config, groups: tuple[LayerGroup, ...]) -> int:

@@ -151,7 +151,8 @@ def require_architecture(checkpoint: Checkpoint) -> Architecture:
         raise UnknownArchitecture(
             "expected an architecture with a known memory layout",
             checkpoint.architecture_name[:100],
-            "add a row to lib/model/architectures.py: which layers keep K and V, which a window, a latent or a fixed "
+            (checkpoint.architecture_error or "").rpartition("; do: ")[2].rstrip(".")
+            or "add a row to lib/model/architectures.py: which layers keep K and V, which a window, a latent or a fixed "
             "state, and the source",
         )
     return checkpoint.architecture

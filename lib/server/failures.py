@@ -347,7 +347,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "vllm_no_cache_blocks",
         "",
         r"No available memory for the cache blocks|is larger than the available KV cache memory"
-        r"|is less than desired GPU memory utilization",
+        r"|is less than desired GPU memory utilization"
+        r"|max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache",
         "oom_at_startup",
         "cause",
         "vLLM has no room for the KV cache: {line}",
@@ -379,7 +380,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         "pool_out_of_memory",
-        "out of memory",
+        "ut of memory",
         r"(?:^|: )(?:Prefill|Decode) out of memory\. Try to lower your batch size|(?:^|: )Out of memory\. Try to lower|"
         r"alloc_req_slots runs out of memory",
         "oom_runtime",
@@ -657,7 +658,7 @@ SIGNATURES: tuple[Signature, ...] = (
     # ---- hangs
     Signature(
         "nccl_watchdog",
-        "watchdog",
+        "",
         r"ProcessGroupNCCL's watchdog got stuck for (?P<seconds>\d+) seconds|Watchdog caught collective operation "
         r"timeout"
         r"|HeartbeatMonitor.{0,60}timed out",
@@ -859,6 +860,7 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "SIGINT",
     "atchdog",
     "out of memory",
+    "Out of memory",
     "OOM",
     "oom",
     "NaN",
@@ -911,6 +913,7 @@ FAILURE_NEEDLES: tuple[str, ...] = (
     "trust_remote_code",
     "cache blocks",
     "available KV cache memory",
+    "stored in KV cache",
     "desired GPU memory",
     "fallen off",
     "GPU is lost",
@@ -951,6 +954,8 @@ _HARMLESS = re.compile(
 
 #: Uvicorn's and docker's own way to say that they stop.
 _ERROR_LINE = re.compile(r"ERROR: +\[Errno \d+\]|(?:docker: )?Error response from daemon: ")
+#: A stamp that the server itself wrote, not a collector.
+_OWN_STAMP = re.compile(r"\[(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d|\[(?:DP|PP|TP|EP)\d")
 _VLLM_ERROR = re.compile(r"ERROR \d\d-\d\d \d\d:\d\d:\d\d")
 
 MAX_EVENTS = 400
@@ -1000,7 +1005,9 @@ class _Event:
 class _Block:
     """A traceback that is being read."""
 
-    __slots__ = ("head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase", "prefixed", "flat")
+    __slots__ = (
+        "head", "fatal", "frames", "code", "events", "relation", "lines", "tail", "phase", "prefixed", "flat", "collected"
+    )  # fmt: skip
 
     def __init__(self, head: Line, fatal: bool, phase: str | None):
         self.head, self.fatal, self.phase = head, fatal, phase
@@ -1012,6 +1019,8 @@ class _Block:
         self.tail = 0
         self.flat = False  # a log collector cut the indentation off
         self.prefixed = bool(_VLLM_ERROR.search(head.quote[:200]))
+        # A collector stamps every line, those inside a traceback too.
+        self.collected = bool(head.outer) or (head.stamped and head.text.startswith("Traceback"))
 
 
 class FailureReader:
@@ -1085,15 +1094,16 @@ class FailureReader:
             self.hints["flashinfer_autotune"] = line
         if not _NEEDLE.search(text):
             return
-        if _HARMLESS.search(line.quote[:300]):
+        exception = _EXCEPTION.match(text)
+        raised = exception is not None and (exception.group("message") or "").startswith("Warning: ")
+        if _HARMLESS.search(line.quote[:300]) and not raised:
             return
         row, match = _signature(text)
-        exception = _EXCEPTION.match(text)
         if row is None and exception and exception.group("type").endswith("Warning"):
             return
         if row is not None and row.id in _ONLY_AS_EXCEPTION and not exception and not _ERROR_LINE.match(text):
             return
-        if row is None and not (exception and (not line.stamped or _VLLM_ERROR.search(line.quote[:200]))):
+        if row is None and not exception:
             if " graph failed: " in text:
                 self._add(_Event(line, None, None, text, self.phase, True, self._order))
             return
@@ -1115,9 +1125,13 @@ class FailureReader:
             # vLLM writes its prefix before every line of a traceback; other processes' lines stand between them.
             if line.rank != block.head.rank:
                 return False
-        elif line.stamped or block.lines > _MAX_BLOCK_LINES:
+        elif block.lines > _MAX_BLOCK_LINES or (
+            line.stamped and not (block.collected and not _OWN_STAMP.search(line.quote[:200]))
+        ):
             self._close()
             return False
+        elif line.rank and not block.head.stamped and line.rank != block.head.rank:
+            return False  # another rank's traceback, between the lines of this one
         if block.tail:
             # After the exception's line: the message may go on, or a chained traceback begins.
             if "direct cause of the following exception" in text:
@@ -1258,7 +1272,7 @@ class FailureReader:
             symptoms = [e for e in symptoms if e.line.number < self.stop_line.number]
         if causes:
             times = _times(causes)
-            root = min(causes, key=lambda e: (times[e.order], e.order) if times else ("", e.order))
+            root = min(causes, key=lambda e: (times[e.order] if times else "", e.line.number))
             return self._failure(root, causes, hangs + symptoms, exit_code, was_ready)
         if hangs:
             return self._failure(hangs[0], [], hangs[1:] + symptoms, exit_code, was_ready)
@@ -1377,6 +1391,8 @@ class FailureReader:
                 needs=["dmesg or the kernel journal", "memory.events of the cgroup", "the supervisor's log"],
                 **common,
             )
+        if exit_code in (-15, 143, -2, 130) and not symptoms:
+            return None  # SIGTERM or SIGINT, and nothing broke: somebody stopped it
         if exit_code is not None and exit_code != 0:
             signal = _signal(exit_code)
             bad = exit_code == 2 and startup
@@ -1502,6 +1518,8 @@ def _values(event: _Event) -> dict[str, float | int | str | bool | None]:
         if tried:
             size, unit = tried.group(1), tried.group(2)
             values["tried_gib"] = float(size) / {"KiB": 1 << 20, "MiB": 1 << 10, "GiB": 1}[unit]
+    if ident == "oom_killer":
+        values["oom_killer"] = True
     if ident == "nccl_watchdog":
         queue = re.search(r"workMetaList_\.size\(\) = (\d{1,18})", event.text)
         if queue:

@@ -48,6 +48,19 @@ _LEVEL = re.compile(
 )
 _RANK = re.compile(rb"(ATTN_CP|MOE_DP|MOE_EP|DP|PP|TP|EP|CP|DCP)(\d+)")
 _BRACKET_RANK = re.compile(rb"^\[rank(\d{1,9})\]:")
+#: What launchers and collectors put before every line of a child, the inner lines of a traceback too: Ray and vLLM's
+#: processes, PyTorch's ranks, pods, CI servers, `srun --label`, a quotation, a wrapper's own logger.
+_LAUNCHER = re.compile(
+    rb"(?P<process>\((?P<name>\w[\w.:-]{0,60}) pid=\d{1,10}(?:, ip=[\w.:]{1,45})?\))(?: |$)"
+    rb"|\[rank(?P<rank>\d{1,9})\]:(?: |$)"
+    rb"|\[(?:TP|DP|PP|EP)\d{1,4}\.\.\d{1,4}\] *"  # people sum up equal lines of many ranks
+    rb"|\[pod/[^\]\s]{1,200}\](?: |$)"
+    rb"|\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]{0,10}Z\](?: |$)"
+    rb"|\d{1,4}: (?=[\[ A-Z])"
+    rb"|> ?(?=[\[> A-Z])"
+    rb"|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,]\d{1,9}(?:[+-]\d\d:?\d\d)? - [\w.]{1,80} - "
+    rb"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
+)
 
 
 class Line(NamedTuple):
@@ -138,19 +151,35 @@ def parse_line(number: int, raw: bytes) -> Line:
         )
     journal = _JOURNAL.match(raw)
     body = raw[journal.end() :] if journal else raw
+    body, before, who = _without_launcher(body)
     head = _PLAIN_TIME.search(body, 0, 60)
     time = _clock(head.group(1)) if head else None
-    outer = _outer(journal.group(0)) if journal else None
+    outer = _outer(journal.group(0) if journal else b"") or _outer(before)
     time = time or outer
     if head and not body[: head.start()].strip(b" \t(["):
         body = body[head.end() :]
         level = _LEVEL.match(body)
         body = body[level.end() :] if level else body
     bracket = _BRACKET_RANK.match(body)
-    rank_text = f"rank{int(bracket.group(1))}" if bracket else None
+    rank_text = f"rank{int(bracket.group(1))}" if bracket else who
     text = body.decode("utf-8", "replace").rstrip()
     text = text if text[:1] in " \t" else text.strip()
     return Line(number, time, rank_text, text, head is not None, quote, 0, outer)
+
+
+def _without_launcher(body: bytes) -> tuple[bytes, bytes, str | None]:
+    """A line without what launchers put before it, what that was, and the process or rank that it names."""
+    start, who = 0, None
+    for _ in range(4):
+        found = _LAUNCHER.match(body, start)
+        if found is None:
+            break
+        start = found.end()
+        if found["rank"]:
+            who = f"rank{int(found['rank'])}"
+        elif found["name"]:
+            who = found["name"].decode("utf-8", "replace")
+    return body[start:], body[:start], who
 
 
 def _outer(prefix: bytes) -> str | None:

@@ -67,6 +67,7 @@ from lib.server.log_tables import (
     DISABLED,
     DRAFTS_LEFT,
     DSV4,
+    DSV4_SIZES,
     FIELDS_B,
     FOREIGN,
     GRAPH,
@@ -544,9 +545,7 @@ class LogReader:
         elif "Memory pool end" in text:
             self._keep("pool_end", (line, _gib_after(text, "avail mem=")))
         elif "Using KV cache dtype" in text:
-            dtype = USING_DTYPE.search(text)
-            if dtype:
-                self.using_dtype[line.rank] = (dtype["dtype"], line)
+            self._using_dtype(line, text)
         elif "accept len: " in text and "batch" not in text:
             accept = ACCEPT.search(text)
             if accept:
@@ -626,6 +625,11 @@ class LogReader:
         self._launch()
         self.command, self.asked = command, asked
 
+    def _using_dtype(self, line: Line, text: str) -> None:
+        dtype = USING_DTYPE.search(text)
+        if dtype:
+            self.using_dtype[line.rank] = (dtype["dtype"] or dtype["quoted"], line)
+
     def _kv(self, line: Line, text: str) -> None:
         match = KV_LINE.search(text)
         if match:
@@ -641,7 +645,9 @@ class LogReader:
             )
             return
         match = POST_CAPTURE.search(text)
-        if match:
+        if not match:
+            self._using_dtype(line, text)
+        else:
             self._keep(
                 "kv",
                 {
@@ -735,6 +741,10 @@ class LogReader:
                         },
                     ),
                 )
+        elif "pool sizes: " in text:
+            match = DSV4_SIZES.search(text)
+            if match:
+                self._keep("plan", (line, {"full_tokens": int(match["full"]), "swa_tokens": int(match["swa"])}))
         elif "rest_memory=" in text:
             match = PROFILE.search(text)
             if match:
@@ -1266,7 +1276,8 @@ class LogReader:
         if not target and not totals and not self.using_dtype:
             return None
         full = [p for p in target if p.label != "swa"] or target
-        sizes = {rank: sum(p.kv_gib or 0.0 for p in target if p.rank == rank) for rank in {p.rank for p in target}}
+        sized = [p for p in target if p.kv_gib is not None]
+        sizes = {rank: sum(p.kv_gib or 0.0 for p in sized if p.rank == rank) for rank in {p.rank for p in sized}}
         drafts = {
             rank: sum(p.kv_gib or 0.0 for p in real if p.role == "draft" and p.rank == rank)
             for rank in {p.rank for p in real}

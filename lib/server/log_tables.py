@@ -325,6 +325,7 @@ WANTED: tuple[bytes, ...] = (
     b"Memory pool end",
     b"Memory profiling",
     b"memory calculation",
+    b"pool sizes: ",
     b"max_total_num_tokens=",
     b"aptur",
     b"fired up and ready",
@@ -392,9 +393,8 @@ NUM = r"-?\d{1,15}(?:\.\d{1,15})?"
 KV_LINE = re.compile(
     rf"(?:(?<![\w-])(?P<label>[A-Z][\w-]{{0,40}}(?: [\w-]{{1,40}})??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: "
     rf"(?:torch\.)?(?P<dtype>[\w]+), ?)?"
-    rf"#tokens: (?P<tokens>\d[\d,]{{0,24}}), (?:K size: (?P<k>{NUM}) ?GB, V size: (?P<v>{NUM}) ?GB|KV size: "
-    rf"(?P<kv>{NUM}) "
-    rf"?GB)"
+    rf"#tokens: (?P<tokens>\d(?:,?\d){{0,24}})(?:, *(?:K(?: size:?)? (?P<k>{NUM}) ?GB, *V(?: size:?)? (?P<v>{NUM}) ?GB|"
+    rf"KV(?: size:?)? (?P<kv>{NUM}) ?GB)|(?![\d,]))"
 )
 POST_CAPTURE = re.compile(
     rf"Post-capture KV sizing: (?P<draft>draft )?KV cache allocated\. dtype: (?:torch\.)?(?P<dtype>\w+), #tokens: "
@@ -428,8 +428,10 @@ ACCEPT = re.compile(
 RETRACT = re.compile(r"Retract requests\. #retracted_reqs: (?P<n>\d{1,18})")
 NEGATIVE = re.compile(r"is larger than the profiled value (-?\d{1,18})")
 DSV4 = re.compile(
-    rf"bytes_per_full_token=(?P<bytes>{NUM}), available_bytes=(?P<gib>{NUM}) GB, full_token=(?P<full>\d{{1,18}})"
+    rf"bytes_per_full_token=(?P<bytes>{NUM}), available_bytes=(?P<gib>{NUM}) GB, "
+    rf"(?:\w{{1,40}}_fixed=(?:{NUM}) GB, ){{0,8}}full_token=(?P<full>\d{{1,18}})"
 )
+DSV4_SIZES = re.compile(r"DS[Vv]4 pool sizes: full=(?P<full>\d{1,18}), swa=(?P<swa>\d{1,18})")
 PROFILE = re.compile(
     rf"available_gpu_memory=(?P<avail>{NUM}) GB, total_gpu_memory=(?P<total>{NUM}) GB, "
     rf"mem_fraction_static=(?P<f>{NUM}), rest_memory=(?P<rest>{NUM}) GB"
@@ -439,7 +441,9 @@ POOL_INIT = re.compile(r"Initialize \w+TokenToKVPool with .*?swa_size=(?P<swa>\d
 TARGET_LEFT = re.compile(rf"target pool complete: (?P<gib>{NUM}) GB")
 DRAFTS_LEFT = re.compile(rf"after (?P<n>\w+) draft pools?: (?P<gib>{NUM}) GB")
 WORDS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-USING_DTYPE = re.compile(r"Using KV cache dtype: (?:torch\.)?(?P<dtype>\w+)")
+USING_DTYPE = re.compile(
+    r"Using KV cache dtype: (?:torch\.)?(?P<dtype>\w+)|KV Cache is allocated\. dtype: (?:torch\.)?(?P<quoted>\w+)\W*$"
+)
 VERSION_TEXT = re.compile(
     r"\bsglang(?:==|[ :/-]v?| version:? ?)(?P<v>0\.\d+\.\d{1,18}(?:\.?(?:post|rc|dev)\d{1,18})?)\b", re.IGNORECASE
 )

@@ -16,7 +16,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+from lib.errors import UnknownArchitecture
 from lib.model.checkpoint import checkpoint_from_configs
+from lib.model.compressed import bytes_per_full_token
 from lib.model.facts import Checkpoint
 from lib.model.memory import (
     GIB,
@@ -66,6 +68,7 @@ class Question:
             self.text = "\n".join(log) if isinstance(log, list) else log
             if config is None and given.get("facts"):
                 config = _config_of_facts(given["facts"])
+        self.config = config
         self.checkpoint: Checkpoint | None = checkpoint_from_configs(config, quant) if config is not None else None
         self.tp = int(self.facts.get("tp") or self.expect.get("tp") or 1)
 
@@ -137,8 +140,11 @@ def _walk(question: Question, node: dict[str, Any], parents: tuple[str, ...]) ->
 
 
 def _leaf(q: Question, key: str, siblings: dict[str, Any], parents: tuple[str, ...]) -> Any:
-    for rule in (_from_text, _declared, _same, _layers, _bytes, _observed):
-        got = rule(q, key, siblings, parents)
+    for rule in (_from_text, _compressed, _declared, _same, _layers, _bytes, _observed):
+        try:
+            got = rule(q, key, siblings, parents)
+        except UnknownArchitecture:
+            continue  # refused by name; what needs no layout is still answered
         if got is not None:
             return got
     return None
@@ -188,6 +194,19 @@ def _from_text(q: Question, key: str, siblings: dict[str, Any], parents: tuple[s
     if limit:
         found["max_total_num_tokens"] = int(limit[1])
     return found.get(key)
+
+
+def _compressed(q: Question, key: str, siblings: dict[str, Any], parents: tuple[str, ...]) -> Any:
+    """DeepSeek-V4's pools: bytes per token of full context, and the layers of each kind."""
+    if q.config is None or "compress_ratios" not in q.config:
+        return None
+    asked = {"swa_full_tokens_ratio": float(q.facts.get("swa_full_tokens_ratio", 0.1))}
+    version = q.facts.get("sglang_version", "0.5.15.post1")
+    cost = bytes_per_full_token(q.config, version, speculative=bool(q.facts.get("speculative")), **asked)
+    if cost is None:
+        return None
+    names = {"c4_layers": cost.layers_4x, "c128_layers": cost.layers_128x}
+    return (names | {"bytes_per_full_token": cost.bytes_per_full_token}).get(key)
 
 
 def _declared(q: Question, key: str, siblings: dict[str, Any], parents: tuple[str, ...]) -> Any:

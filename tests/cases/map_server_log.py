@@ -12,6 +12,7 @@ from typing import Any
 
 from lib.server.lines import rank_tag
 from lib.server.log import ServerLog, read_log
+from lib.server.log_records import Batch
 
 
 def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -22,6 +23,10 @@ def answer(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         value = pick(log)
         if value is not None:
             found[name] = value
+    for field in BATCH:  # what one batch line says, by the record's own name and the short ones
+        value = _last(log, field)
+        if value is not None:
+            found.setdefault(field, value)
     if log.kv_pools:
         found["bytes_per_token"] = log.kv_pools[0].bytes_per_token  # None is an answer: it can't be known
     return found
@@ -122,11 +127,17 @@ def _total(log: ServerLog, name: str) -> Any:
 
 def _swa_tokens(log: ServerLog) -> Any:
     swa = next((pool.tokens for pool in log.kv_pools if pool.label == "swa"), None)
-    return _total(log, "swa_tokens") or swa or _plan(log, "swa_tokens")
+    return _total(log, "swa_tokens") or swa or _final(log, "swa_tokens")
+
+
+def _final(log: ServerLog, name: str) -> Any:
+    """A plan's last value on the rank that gave its first: a limit asked for comes after what memory allows."""
+    rows = [plan for plan in log.pool_plans if getattr(plan, name) is not None]
+    return next((getattr(plan, name) for plan in reversed(rows) if plan.rank == rows[0].rank), None)
 
 
 def _full_tokens(log: ServerLog) -> Any:
-    return _total(log, "full_tokens") or _plan(log, "full_tokens") or _last(log, "full_tokens")
+    return _total(log, "full_tokens") or _final(log, "full_tokens") or _last(log, "full_tokens")
 
 
 def _kv(name: str) -> Callable[[ServerLog], Any]:
@@ -149,6 +160,18 @@ def _beside_the_kv_dtype(log: ServerLog) -> bool | None:
     ran_out = log.failure is not None and log.failure.failure_class == "oom_at_startup"
     return True if ran_out and "each_draft_pool" in log.memory_of_parts_gib else None
 
+
+def _tokens(log: ServerLog) -> Any:
+    """Tokens that fit: of the pools, of vLLM's lines, else of the scheduler's own line."""
+    return _kv("tokens")(log) or _vllm_tokens(log) or _capacity(log, "max_total_num_tokens")
+
+
+def _capacity(log: ServerLog, name: str) -> Any:
+    return getattr(log.capacity, name) if log.capacity else None
+
+
+#: Quantities of a batch line.
+BATCH = tuple(name for name in Batch.model_fields if name not in ("line_no", "time", "rank", "kind"))
 
 #: name in a case -> where it stands in the record
 TABLE: dict[str, Callable[[ServerLog], Any]] = {
@@ -178,9 +201,9 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     # KV cache: of one rank
     "kv_dtype": _kv("dtype"),
     "kv_dtype_derived": lambda log: log.kv.dtype if log.kv and log.kv.dtype_known_by == "arithmetic" else None,
-    "tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
-    "usable_tokens": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
-    "capacity": lambda log: _kv("tokens")(log) or _vllm_tokens(log),
+    "tokens": _tokens,
+    "usable_tokens": _tokens,
+    "capacity": _tokens,
     "kv_gib": lambda log: _kv("target_gib_per_rank")(log) or _vllm(log, "kv_gib"),
     "kv_gib_per_rank": _kv("target_gib_per_rank"),
     "kv_gib_total": _kv("total_gib_per_rank"),
@@ -199,7 +222,7 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "full_pool": lambda log: _labelled(log, "full"),
     "tokens_full": _full_tokens,
     "full_tokens": _full_tokens,
-    "full_token": _full_tokens,
+    "full_token": lambda log: _plan(log, "full_tokens") or _full_tokens(log),
     "tokens_swa": _swa_tokens,
     "swa_tokens": _swa_tokens,
     "swa_full_ratio": lambda log: _total(log, "swa_full_ratio"),
@@ -214,9 +237,21 @@ TABLE: dict[str, Callable[[ServerLog], Any]] = {
     "draft_tokens_derived": lambda log: log.mamba_pools[0].draft_tokens if log.mamba_pools else None,
     "slots_per_request": lambda log: log.slots_per_request,
     "bottleneck": lambda log: log.limited_by,
-    "max_running_requests": lambda log: log.capacity.max_running_requests if log.capacity else None,
+    "max_running_requests": lambda log: _capacity(log, "max_running_requests"),
+    "max_total_num_tokens": lambda log: _capacity(log, "max_total_num_tokens"),
+    "context_len": lambda log: _capacity(log, "context_len"),
+    "context_length": lambda log: _capacity(log, "context_len"),
+    "chunked_prefill_size": lambda log: _capacity(log, "chunked_prefill_size"),
+    "max_prefill_tokens": lambda log: _capacity(log, "max_prefill_tokens"),
+    "retractions": lambda log: log.retractions,
+    "retracted_requests": lambda log: log.retracted_requests,
     # batch lines
     "running": lambda log: _last(log, "running"),
+    "queued": lambda log: _last(log, "queue"),
+    "token_usage": lambda log: _last(log, "usage"),
+    "in_tok_s": lambda log: _last(log, "input_tok_s"),
+    "decode_lines": lambda log: log.batches.decode_lines or None,
+    "prefill_lines": lambda log: log.batches.prefill_lines or None,
     "full_usage": lambda log: _last(log, "full_usage"),
     "mamba_num": lambda log: _last(log, "mamba_num"),
     "mamba_usage": lambda log: _last(log, "mamba_usage"),

@@ -294,7 +294,7 @@ def test_plain_exception_and_shortened_header() -> None:
 
 def test_messages_of_several_lines() -> None:
     """An exception's message that goes on in the next line is whole."""
-    head = b"Traceback (most recent call last):\n  File \"/x/a.py\", line 1, in check\n    assert a\n"
+    head = b'Traceback (most recent call last):\n  File "/x/a.py", line 1, in check\n    assert a\n'
     lines = (head + b"AssertionError: Invalid shape 'None'. \nThis layer takes only: 'two', 'three'.").split(b"\n")
     for found in (classify(lines), read_log(lines).failure):
         assert need(found).root_cause == "AssertionError: Invalid shape 'None'. This layer takes only: 'two', 'three'."
@@ -710,9 +710,7 @@ SPEC_CHECK = "arg_groups/speculative_hook.py _handle_eagle_family"
         ),
     ],
 )
-def test_a_refusal_of_the_rules_is_bad_arguments(
-    message: str, where: str, ident: str, words: tuple[str, str]
-) -> None:
+def test_a_refusal_of_the_rules_is_bad_arguments(message: str, where: str, ident: str, words: tuple[str, str]) -> None:
     """The reason of the rule is the cause (recorded on an H200 with 0.5.16: four of these exceptions)."""
     failure = refused(message, where)
     assert (failure.id, failure.failure_class, failure.phase) == (ident, "bad_arguments", "arguments")
@@ -721,7 +719,9 @@ def test_a_refusal_of_the_rules_is_bad_arguments(
     assert failure.cause_known and failure.outcome == "crashes"
 
 
-@pytest.mark.parametrize("message", ["TypeError: '>' not supported between instances of 'NoneType' and 'int'", "AssertionError"])
+@pytest.mark.parametrize(
+    "message", ["TypeError: '>' not supported between instances of 'NoneType' and 'int'", "AssertionError"]
+)
 def test_an_exception_that_anything_may_raise_is_not_taken_for_a_refusal(message: str) -> None:
     assert refused(message, "server_args.py _handle_page_size").id == "exception"
 
@@ -747,3 +747,95 @@ def test_no_cause_begins_or_ends_with_a_space() -> None:
         if failure is not None:
             assert failure.root_cause == failure.root_cause.strip()
             assert failure.what_to_do == failure.what_to_do.strip()
+
+
+_TRACE = (
+    "Traceback (most recent call last):\n"
+    '  File "/x/sglang/srt/managers/scheduler.py", line 2857, in run_scheduler_process\n'
+    "    scheduler.event_loop_normal()\n"
+    '  File "/x/sglang/srt/models/qwen3.py", line 98, in forward\n'
+    "    x = self.mlp(x)\n"
+    "        ^^^^^^^^^^^\n"
+    "RuntimeError: a failure that no row knows, of size {n}"
+)
+_LAUNCHERS = {
+    "ray": "(SGLangEngine pid=952, ip=192.0.2.7) ",
+    "ray in colours": "\x1b[36m(SGLangEngine pid=952)\x1b[0m ",
+    "vllm": "(EngineCore_DP0 pid=6880) ",
+    "torch": "[rank0]: ",
+    "kubectl": "[pod/sglang-0/sglang] ",
+    "ci": "[2025-11-06T02:09:46.230Z] ",
+    "srun": "3: ",
+    "quoted": "> ",
+    "wrapper": "2025-12-11 10:34:03.939481+08:00 - some.wrapper - INFO - ",
+    "logging": "2025-04-03 12:06:13,365 - __main__ - INFO - ",
+    "collector": "2026-04-12 21:16:41.762 ",
+    "cri": "2025-07-25T07:53:08.21748708+08:00 stdout F ",
+    "two": "2025-07-25T07:53:08.21748708+08:00 stdout F (EngineCore pid=3) ",
+}
+
+
+@pytest.mark.parametrize("head", ["", "[2026-11-06 01:16:21 TP0] Scheduler hit an exception: "])
+@pytest.mark.parametrize("launcher", _LAUNCHERS)
+def test_what_launchers_put_before_each_line_of_a_traceback(launcher: str, head: str) -> None:
+    """The cause is the exception, and not the first frame with its prefix."""
+    n = random.randrange(10_000)
+    lines = [_LAUNCHERS[launcher] + line for line in (head + _TRACE.format(n=n)).splitlines()]
+    found = classify(lines)
+    assert found is not None and found.root_cause.endswith(f"of size {n}")
+    assert found.where is not None and found.where.endswith("qwen3.py:98 in forward")
+
+
+def test_two_ranks_that_write_line_by_line() -> None:
+    """PyTorch prefixes each rank's lines; another rank's stand between them."""
+    one = [f"[rank0]: {line}" for line in _TRACE.format(n=1).splitlines()]
+    two = [f"[rank1]: {line}" for line in _TRACE.format(n=2).splitlines()]
+    found = classify([line for pair in zip(one[:1] + one[1:], ["", *two[1:]], strict=True) for line in pair])
+    assert found is not None and found.root_cause.endswith("of size 1") and found.rank == "rank0"
+
+
+@pytest.mark.parametrize(
+    ("line", "failure_class"),
+    [
+        (
+            "[rank3]:[E1019 01:14:03.35 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=84213, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600029 milliseconds",
+            "hang",
+        ),
+        ("HeartbeatMonitor on rank 2 timed out", "hang"),
+        ("Out of memory. Try to lower your batch size.", "oom_runtime"),
+        ("[rank2]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3384", "crash"),
+        ("[2026-03-02 15:17:25] ValueError: Unknown quantization method: modelopt_x. Must be one of ['awq'].", "crash"),
+        ("ValueError: Warning: User-specified context_length (9) is greater than the derived one (4).", "crash"),
+    ],
+)
+def test_one_pasted_line(line: str, failure_class: str) -> None:
+    """People quote the last line alone; each branch of a row's pattern counts, whatever its capital."""
+    found = classify([line])
+    assert found is not None and found.failure_class == failure_class
+
+
+def test_needles_are_in_each_branch() -> None:
+    """A row's needle is a prefilter: a branch of its pattern without it could never match."""
+    for row in SIGNATURES:
+        depth, branches = 0, [""]
+        for piece in re.findall(r"\\.|\[(?:\\.|[^\]\\])+\]|.", row.pattern):
+            depth += (piece == "(") - (piece == ")")
+            if piece == "|" and depth == 0:
+                branches.append("")
+            else:
+                branches[-1] += piece
+        for branch in branches:
+            assert row.needle in branch.replace("\\", ""), (row.id, branch)
+
+
+@pytest.mark.parametrize("code", [143, -15, 130, -2])
+def test_ended_by_request_alone(code: int) -> None:
+    """SIGTERM or SIGINT and a log in which nothing broke."""
+    assert classify(["[2026-01-01 00:00:00] Load weight begin. avail mem=79.00 GB"], exit_code=code) is None
+
+
+def test_the_kernel_says_that_it_killed() -> None:
+    """With the kernel's line the question who killed is answered."""
+    found = classify(["Memory cgroup out of memory: Killed process 99231 (python3)"], exit_code=137)
+    assert found is not None and found.failure_class == "oom_killed" and found.values["oom_killer"] is True
