@@ -43,6 +43,7 @@ REQUEST: dict[str, Any] = {
     "checkpoint": None,
     "text": None,
     "layers": None,
+    "tokens": None,
     "positions": 16,
 }  # fmt: skip
 
@@ -163,7 +164,7 @@ def captured(request: dict[str, Any]) -> Iterator[tuple[int, Tensor, Tensor, Ten
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(request["checkpoint"])
     text = Path(request["text"]).read_text(encoding="utf-8", errors="replace")
-    most = max(request["keys"]) + request["positions"]
+    most = (request["tokens"] or max(request["keys"])) + request["positions"]
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
@@ -185,6 +186,8 @@ def captured(request: dict[str, Any]) -> Iterator[tuple[int, Tensor, Tensor, Ten
     with torch.no_grad():
         model(ids, use_cache=False)
     wanted = range(len(seen)) if request["layers"] is None else request["layers"]
+    if beyond := [layer for layer in wanted if not 0 <= layer < len(seen)]:
+        raise BadInput(f"layers 0 to {len(seen) - 1}", f"{beyond}", "correct `layers`")
     for layer in wanted:
         query, key, value = seen[layer]
         groups = query.shape[0] // key.shape[0]
