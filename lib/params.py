@@ -329,7 +329,7 @@ class NumericsParams(_Params):
     num_kv_splits: int | None = Field(default=None, ge=1)
     seed: int | None = None
     checkpoint: bool = Field(default=True, description="also the K, V and queries that the profile's model makes of a text")
-    layers: list[int] | None = Field(default=None, description="its layers; None: all")
+    layers: list[int] | None = Field(default=None, description="layers whose attention is computed; None: all")
     tokens: int | None = Field(default=None, ge=64, description="tokens of its text; None: the longest of keys")
     positions: int | None = Field(default=None, ge=1, description="last positions whose queries are taken")
     document: str = Field(default="argparse", description="the text: a module of the standard library, or a file")

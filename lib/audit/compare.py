@@ -29,7 +29,8 @@ Scores = Sequence[Mapping[str, Any]]
 #: From this many documents on they are the units in which a loss is judged.
 MIN_DOCUMENTS = 6
 #: Stated rates at which noise alone is called a loss or a gain: 10% in all. Of normal noise no test finds 3 standard errors
-#: in 18 of 20 comparisons for sure at 5% (Neyman and Pearson: power 91% for one side); 9 in 10 of such series reach it at 9%.
+#: in 18 of 20 comparisons for sure at 5% (Neyman and Pearson: power 91% for one side, 18 of
+#: 20 in three of four series); at 9% seven of eight series reach it.
 #: The nominal levels are lower: neighbouring batches are nearly, not quite, independent.
 LEVEL_LOSS, LEVEL_GAIN = 0.09, 0.01
 NOMINAL_LOSS, NOMINAL_GAIN = 0.08, 0.008
