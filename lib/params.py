@@ -315,6 +315,31 @@ class ArmParams(_Params):
     checkpoint: list[Literal["fp8_kv_declared", "kv_scales_added", "kv_scales_removed", "kv_cache_quant_algo_null"]] = []
 
 
+class NumericsParams(_Params):
+    """What the precision numerics of 05 compute, without a server: keys of `lib.model.precision_job.REQUEST`, None for its default."""
+
+    device: str = "cpu"
+    keys: list[int] | None = Field(default=None, min_length=1, description="context lengths of the made data")
+    kinds: list[str] | None = Field(default=None, description="kinds of made data (lib.model.precision.KINDS)")
+    arms: list[tuple[str, str, str]] | None = Field(default=None, description="[format, path, scale: one or calibrated]")
+    draws: int | None = Field(default=None, ge=1, description="independent draws; from 3 on there is an interval")
+    queries: int | None = Field(default=None, ge=1)
+    head_dim: int | None = Field(default=None, ge=16)
+    logit_std: float | None = Field(default=None, gt=0)
+    num_kv_splits: int | None = Field(default=None, ge=1)
+    seed: int | None = None
+    checkpoint: bool = Field(default=True, description="also the K, V and queries that the profile's model makes of a text")
+    layers: list[int] | None = Field(default=None, description="layers whose attention is computed; None: all")
+    tokens: int | None = Field(default=None, ge=64, description="tokens of its text; None: the longest of keys")
+    positions: int | None = Field(default=None, ge=1, description="last positions whose queries are taken")
+    document: str = Field(default="argparse", description="the text: a module of the standard library, or a file")
+
+    def request(self, model: str | None) -> dict[str, Any]:
+        """Only what was said, as the job takes it."""
+        said = self.model_dump(exclude={"checkpoint", "document"}, exclude_none=True)
+        return {**said, "checkpoint": model} if self.checkpoint and model else said
+
+
 class AuditParams(NotebookParams):
     """05: which KV cache dtypes and other arms are compared, on which text and tasks, against which limits."""
 
@@ -350,6 +375,9 @@ class AuditParams(NotebookParams):
     task_tokens: int = Field(default=2000, ge=240, description="depth of the deep items")
     probe_documents: int = Field(default=1, ge=0, le=32, description="texts of the cache probe on each arm; 0: no probe")
     probe_limit_nats: float = Field(default=0.05, gt=0, description="accepted cost of reading from the cache, by the probe")
+    numerics: NumericsParams | None = Field(
+        default=None, description="precision numerics by context length, on made data and the model's own K and V; None: none"
+    )
     cost_requests: int = Field(default=0, ge=0, description="requests of the throughput measurement of each arm; 0: none")
     cost_concurrency: int = Field(default=4, ge=1)
     cost_input_len: int = Field(default=128, ge=1)

@@ -12,7 +12,7 @@ from lib.audit.decision import (
     measure_cost,
 )
 from lib.audit.edits import edited_checkpoint
-from lib.audit.fidelity import ProbeReport, judge_probe, take_probe
+from lib.audit.fidelity import ProbeReport, judge_probe, take_probe, view_of
 from lib.audit.probes import read_scores, score_documents, score_under_load, tokenize_documents
 from lib.audit.sides import able
 from lib.audit.tasks import FamilyResult, compare_tasks, read_answers, run_tasks
@@ -250,14 +250,14 @@ class Audit:
     def first_position(self, dtype: str) -> int:
         """First position whose score depends on the KV pool.
 
-        torch_native reads the pool from the first token; other backends compute a first prefill chunk from unquantized
-        keys and values, so only what comes after `chunked_prefill_size` reads it (seen on an H200: docs/sources.md, H1).
+        Some backends (torch_native, fa3) read the pool from the first token; others compute a first prefill chunk from
+        unquantized keys and values, so only what comes after `chunked_prefill_size` reads it (`fidelity.VIEWS`; seen on
+        an H200: docs/sources.md, H1). Where it isn't known, the first chunk is left out.
         """
         found = 1
         for one in (self.reference, dtype):
             info = self.run.server_info(self.launches[one]) or {} if one in self.launches else {}
-            backend = info.get("prefill_attention_backend") or info.get("attention_backend")
-            if backend != "torch_native":
+            if view_of(info)[0] is not False:
                 found = max(found, int(info.get("chunked_prefill_size") or 0) if info else 1)
         return found
 

@@ -17,6 +17,7 @@ model, chunk and window, so these are stated. Source: docs/sources.md, H1; SGLan
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -37,8 +38,8 @@ VIEWS: dict[str, tuple[bool, str]] = {
     "flashinfer": (True, "a prefill without prefix is ragged: it reads the keys and values just computed"),
     "torch_native": (False, "forward_extend writes the pool and then reads every key and value back from it"),
     "torch_flex": (False, "forward_extend reads every key and value from the pool"),
-    "fa3": (False, "flash_attn_with_kvcache reads every key and value through the page table"),
-    "fa4": (False, "flash_attn_with_kvcache reads every key and value through the page table"),
+    "fa3": (False, "flash_attn_with_kvcache reads every key and value through the page table (models with MLA: not read)"),
+    "fa4": (False, "flash_attn_with_kvcache reads every key and value through the page table (models with MLA: not read)"),
     "trtllm_mha": (False, "the paged context kernel reads every key and value from the pool"),
 }
 #: Two-sided level of each contrast's interval; a fault is called at half of it.
@@ -104,13 +105,37 @@ class ProbeReport(Record):
     notes: list[str] = []
 
 
-def plan_probe(info: Mapping[str, Any], documents: int = 4, decode_tokens: int = 64, tokens: int = MOST_TOKENS) -> Plan:
+def view_of(info: Mapping[str, Any], multimodal: bool | None = None) -> tuple[bool | None, str]:
+    """Whether a prefill without prefix bypasses the pool on this server, and why; None where that is not known.
+
+    FlashInfer does so with its ragged wrapper alone, which it leaves for the paged one on multimodal models, in
+    deterministic mode and under piecewise CUDA graphs (SGLang 0.5.15 flashinfer_backend.py, `use_ragged`).
+
+    Args:
+        info: the server's `/server_info`.
+        multimodal: whether its model takes images, from `/model_info`; None: not known, taken as no.
+    """
+    backend = str(info.get("prefill_attention_backend") or info.get("attention_backend") or "unknown")
+    unread = (None, "this backend's source was not read: only an exact 0 would settle that it is blind")
+    sees, why = VIEWS.get(backend, unread)
+    if backend == "flashinfer":
+        paged = "its paged wrapper reads every key and value from the pool"
+        if multimodal or info.get("enable_deterministic_inference"):
+            return False, f"{'the model is multimodal' if multimodal else 'deterministic inference is on'}: {paged}"
+        if any("tc_piecewise" in str(v) for k, v in info.items() if "cuda_graph" in k):
+            return None, f"under a piecewise CUDA graph of the prefill {paged}, and which prefills run in one was not read"
+    return sees, why
+
+
+def plan_probe(
+    info: Mapping[str, Any], documents: int = 4, decode_tokens: int = 64, tokens: int = MOST_TOKENS, multimodal: bool | None = None
+) -> Plan:
     """Sizes that keep context and window in one chunk of this server, from its `/server_info`.
 
     Example: chunked_prefill_size 8192 gives 2,032 tokens of context (less the salt) and 2,048 of window; 256 gives 112 and 128.
     """
     backend = str(info.get("prefill_attention_backend") or info.get("attention_backend") or "unknown")
-    sees, why = VIEWS.get(backend, (None, "this backend's source was not read: only an exact 0 would settle that it is blind"))
+    sees, why = view_of(info, multimodal)
     chunk = int(info.get("chunked_prefill_size") or 0)
     page = max(1, int(info.get("page_size") or 1))
     room = int(info.get("max_req_input_len") or MOST_TOKENS) - 8
@@ -158,7 +183,10 @@ def take_probe(server: Answering, folder: Path, documents: int = 4, tokens: int 
         ServerError: a request fails.
     """
     info = server.control.server_info()
-    plan = plan_probe(info, documents, tokens=tokens)
+    multimodal = None
+    with contextlib.suppress(ServerError, AttributeError):
+        multimodal = bool(server.control.get_json("/model_info").get("has_image_understanding"))
+    plan = plan_probe(info, documents, tokens=tokens, multimodal=multimodal)
     sender = _Sender(server, duty)
     rows: list[dict[str, Any]] = []
     began = time.monotonic()

@@ -6,8 +6,11 @@ data. The claim «values clip» (said of FP8 caches without scales) is checked o
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import json
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,15 +18,24 @@ from pathlib import Path
 from typing import Any
 
 from lib.audit.probes import read_document
-from lib.errors import HostError
+from lib.errors import HostError, NotMeasured
 from lib.hosts import local
 from lib.load.stats import student_t_quantile
-from lib.params import ROOT
-from lib.records import Evidence, Measured, Status, Verdict
+from lib.params import ROOT, AuditParams, NumericsParams
+from lib.records import Evidence, Measured, Prediction, Status, Verdict
 from lib.report.progress import progress_bar
+from lib.results import NotebookRun, ServerHandle
+from lib.server.spec import resolve_model, resolve_python
 
 JOB = "lib/model/precision_job.py"
 ROWS, REQUEST = "rows.jsonl", "request.json"
+#: prctl: the job is killed when its parent is gone, however that ended.
+PR_SET_PDEATHSIG = 1
+CLIP_CLAIM = "No K or V of this checkpoint and text is beyond e4m3's range at scale 1: nothing clips"
+PATH_CLAIM = "At the longest context the stored FP8 values are most of an FP8 cache's error on the Triton path"
+#: What an emulation of SGLang's kernels gave at 131,072 keys: head_dim 256, Gaussian K and V, 8 splits, logits of standard
+#: deviation 2, relative L2 error of one attention output (FACTS 2.4).
+EMULATED_KEYS, EMULATED = 131072, {"storage": 0.0026, "triton": 0.052}
 
 
 def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], document: str | None = None) -> None:
@@ -31,14 +43,17 @@ def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], docu
 
     Args:
         folder: where the raw files go.
-        python: an interpreter with torch (and transformers, if the request names a checkpoint).
-        request: keys of `precision_job.REQUEST`.
+        python: an interpreter with torch (and transformers, if the request names a checkpoint); relative to the project.
+        request: keys of `precision_job.REQUEST`; the checkpoint is a folder or an embedded model's name.
         document: the text for a checkpoint: a file or a module of the standard library.
 
     Raises:
         HostError: the job failed; its own last lines are in the message.
+        BadInput: no such interpreter, checkpoint or document.
     """
     asked = dict(request)
+    if asked.get("checkpoint"):
+        asked["checkpoint"] = str(resolve_model(asked["checkpoint"]))
     with tempfile.TemporaryDirectory(prefix="workbook-numerics-") as scratch:
         if document is not None:
             text, origin = read_document(document)
@@ -49,7 +64,7 @@ def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], docu
         else:
             kept = dict(request)
         local.write_atomic(folder / REQUEST, json.dumps(kept))
-        lines, said, code = _run_job(python, json.dumps(asked))
+        lines, said, code = _run_job(str(resolve_python(python)), json.dumps(asked))
     if code != 0:
         last = " / ".join(line.strip() for line in said[-3:])
         raise HostError("the precision job ends with code 0", f"code {code}: {last}", f"run it by hand: {python} {JOB}")
@@ -62,8 +77,9 @@ def _run_job(python: str, request: str) -> tuple[list[str], list[str], int]:
         asked.write(request)
         asked.seek(0)
         process = subprocess.Popen(
-            [python, str(ROOT / JOB)], stdin=asked, stdout=rows, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        )
+            [python, str(ROOT / JOB)], stdin=asked, stdout=rows, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+            preexec_fn=_die_with_parent,
+        )  # fmt: skip
         said: list[str] = []
         try:
             with progress_bar(None, desc="precision", unit=" steps") as bar:
@@ -79,11 +95,54 @@ def _run_job(python: str, request: str) -> tuple[list[str], list[str], int]:
         return rows.readlines(), said, code
 
 
+def _die_with_parent() -> None:
+    """In the forked child: it does not outlive the notebook's kernel, also where that is killed."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def measure_numerics(run: NotebookRun, handle: ServerHandle) -> Numerics:
+    """Notebook 05's numerics: computed once by the server's Python, no server beside it; empty with a reason where not.
+
+    Args:
+        run: the notebook's run; its `numerics` say what is computed.
+        handle: the server whose interpreter and checkpoint are taken.
+    """
+    params, why, failed = run.params, None, False
+    if not isinstance(params, AuditParams) or params.numerics is None:
+        why = "not asked for (numerics: null)"
+    elif run.attached:
+        why = "the server is attached: its interpreter and its checkpoint are not this machine's to use"
+    elif run.profile.host.kind != "local":
+        why = "the server's interpreter is on another host"
+    if why is None and isinstance(params, AuditParams) and params.numerics is not None:
+        request = params.numerics.request(run.profile.server.model)
+        document = params.numerics.document if request.get("checkpoint") else None
+        try:
+            taken = run.measure(
+                "numerics", None, compute_numerics, keep_errors=True,
+                context=handle.spec.model if request.get("checkpoint") and not run.offline else None,
+                python=run.profile.server.python, request=request, document=document,
+            )  # fmt: skip
+        except NotMeasured as error:  # a run of before this record existed
+            why = str(error)
+        else:
+            if taken.ok:
+                return read_numerics(taken.folder, run.evidence(taken.folder / ROWS))
+            why, failed = taken.problem, True
+    run.skip("where the loss comes from", why or "not computed")
+    return Numerics([], reason=why, failed=failed)
+
+
 class Numerics:
     """The rows of one job, for tables, figures and verdicts."""
 
-    def __init__(self, rows: Iterable[Mapping[str, Any]], evidence: Evidence | None = None) -> None:
+    def __init__(
+        self, rows: Iterable[Mapping[str, Any]], evidence: Evidence | None = None, reason: str | None = None,
+        failed: bool = False,
+    ) -> None:
         self.rows = [dict(r) for r in rows]
+        self.reason, self.failed = reason, failed
         self.evidence = [evidence] if evidence else []
         self.machine = next((r for r in self.rows if r["row"] == "machine"), {})
 
@@ -161,6 +220,32 @@ def error_series(numerics: Numerics, source: str) -> dict[str, list[dict[str, An
     return series
 
 
+def numerics_predictions(params: NumericsParams | None, numerics: Numerics | None = None) -> list[Prediction]:
+    """An emulation's errors at 131,072 keys, by kind of Gaussian data and path, beside what was computed here (if it was)."""
+    if params is None or (params.keys is not None and EMULATED_KEYS not in params.keys):
+        return []
+    found = {(p["source"], p["path"]): p["error"] for p in pooled(numerics.attention()) if _emulated(p)} if numerics else {}
+    kinds = params.kinds if params.kinds is not None else ["gaussian_mean", "gaussian"]
+    return [
+        Prediction(
+            id=f"error-{kind}-{path}",
+            what=f"relative error of one attention output, {EMULATED_KEYS:,} keys, fp8_e4m3, {path}, {kind}",
+            predicted=Measured(value=predicted, unit="frac", reason="emulated, Gaussian K and V"),
+            formula="|output - exact| / |exact|, exact in float64", source="FACTS 2.4", measured=found.get((kind, path)),
+        )
+        for kind in kinds if kind in ("gaussian_mean", "gaussian")
+        for path, predicted in EMULATED.items()
+    ]  # fmt: skip
+
+
+def _emulated(p: Mapping[str, Any]) -> bool:
+    """True for what the emulation gave too: e4m3 at scale 1, its two paths, its number of keys, Gaussian data."""
+    return (
+        p["keys"] == EMULATED_KEYS and p["format"] == "fp8_e4m3" and p["path"] in EMULATED and "calibrated" not in p["arm"]
+        and str(p["source"]).startswith("gaussian")
+    )  # fmt: skip
+
+
 def rounding_rows(numerics: Numerics) -> list[dict[str, Any]]:
     """Rows of the table: where K and V of the checkpoint lose, by format and scale, over all layers that were asked."""
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
@@ -185,6 +270,14 @@ def rounding_rows(numerics: Numerics) -> list[dict[str, Any]]:
 
 def numerics_verdicts(numerics: Numerics) -> list[Verdict]:
     """Verdicts: do values clip; does more than storage count on the Triton path at the longest context."""
+    if numerics.failed:
+        return [
+            Verdict(
+                id=id_, claim=claim, status=Status.INCONCLUSIVE, limit="numerics computed", rule="lib.model.precision",
+                reason=numerics.reason or "the job failed",
+            )
+            for id_, claim in (("values-clip", CLIP_CLAIM), ("storage-is-the-cost", PATH_CLAIM))
+        ]  # fmt: skip
     return [v for v in (_clip_verdict(numerics), _path_verdict(numerics)) if v is not None]
 
 
@@ -204,7 +297,7 @@ def _clip_verdict(numerics: Numerics) -> Verdict | None:
         f"{mantissa:.2%} of the squared error is rounding of the mantissa{outside if clipped else ''}"
     )
     return Verdict(
-        id="values-clip", claim="No K or V of this checkpoint and text is beyond e4m3's range at scale 1: nothing clips",
+        id="values-clip", claim=CLIP_CLAIM,
         status=Status.PASS if clipped == 0 else Status.FAIL, limit="0 elements beyond 448", rule="lib.model.precision",
         measured=Measured(value=clipped, unit="frac", n=sum(r["elements"] for r in rows), reason=f"worst of {layers} layers"),
         reason=words, evidence=numerics.evidence,
@@ -232,8 +325,8 @@ def _path_verdict(numerics: Numerics) -> Verdict | None:
     more = [s for s, ratio in ratios.items() if ratio > 2]
     status = Status.FAIL if more else Status.PASS if ratios else Status.INCONCLUSIVE
     return Verdict(
-        id="storage-is-the-cost", claim=f"At {longest:,} keys the stored FP8 values are most of an FP8 cache's error on the Triton path",
-        status=status, limit="error with the casts at most twice that of storage alone, on all kinds of data",
+        id="storage-is-the-cost", claim=PATH_CLAIM,
+        status=status, limit=f"at {longest:,} keys: error with the casts at most twice that of storage alone, on all kinds of data",
         rule="lib.model.precision", reason=words or "no finite error to compare", evidence=numerics.evidence,
         measured=Measured(value=max(ratios.values()), unit="x", n=len(ratios), reason="largest ratio over kinds of data")
         if ratios else None,

@@ -24,6 +24,7 @@ from lib.audit.compare import (
     judge_effect,
     tokens_needed,
 )
+from lib.audit.fidelity import view_of
 from lib.audit.probes import (
     library_documents,
     read_scores,
@@ -218,11 +219,21 @@ def compare_sides(
         floors[f"restarted {number + 1}" if number else "restarted"] = compare_scores(
             _same(first, scores), scores, bucket_tokens, doubling=True
         )
-    found = compare_scores(first, read_scores(b / "first"), bucket_tokens, doubling=True) if b else None
+    longest = max(len(d["ids"]) for d in documents)
+    unread = unread_tokens(side_a["told"], side_b["told"]) if side_b else 0
+    start = unread if unread < longest else 1
+    found = compare_scores(first, read_scores(b / "first"), bucket_tokens, start, doubling=True) if b else None
+    if start > 1:
+        notes = [*notes, f"the KV caches differ: positions before {start} read none of them (first prefill chunk), left out"]
     listed = list(floors.values())
     effect = judge_effect(found, listed) if found else (None, None)
     if found:
         outcome, reason = judge_comparison(found, listed, limit_nats)
+        if unread >= longest and outcome == "within_limit":
+            outcome, reason = "not_enough_data", (
+                f"the KV caches differ, and no scored token is known to have read one: documents of {longest} tokens fit into one "
+                f"prefill chunk of {unread}; start both servers with --chunked-prefill-size well below. Without that: {reason}"
+            )
     else:
         outcome, reason = _floor_words(floors, limit_nats)
     families: list[FamilyResult] = []
@@ -254,6 +265,18 @@ def compare_sides(
         },
         notes=list(notes),
     )
+
+
+def unread_tokens(a: Mapping[str, Any], b: Mapping[str, Any]) -> int:
+    """Tokens of a first prefill chunk that may read no KV pool, where two servers' caches differ; 0 where they don't.
+
+    Args:
+        a, b: `told` of both sides.
+    """
+    caches = [(t.get("kv_cache_dtype"), t.get("resolved_kv_cache_dtype")) for t in (a, b)]
+    if caches[0] == caches[1]:
+        return 0
+    return max(int(t.get("chunked_prefill_size") or 0) if view_of(t)[0] is not False else 0 for t in (a, b))
 
 
 def _same(first: Sequence[dict[str, Any]], other: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -294,14 +294,7 @@ def paired_mean_difference(
     difference = x - y
     mean = float(difference.mean())
     documents = _runs(blocks, x.size)
-    longest = max(stop - start for start, stop in documents)
-    length = max(1, round(math.sqrt(longest)))
-    sums, sizes = [], []
-    for start, stop in documents:
-        pieces = max(1, (stop - start) // length)
-        for piece in np.array_split(difference[start:stop], pieces):
-            sums.append(float(piece.sum()))
-            sizes.append(piece.size)
+    sums, sizes, length = batch_sums(difference, blocks)
     k = len(sums)
     naive = float(difference.std(ddof=1) / math.sqrt(x.size)) if x.size > 1 else None
     if k < 2:
@@ -309,13 +302,25 @@ def paired_mean_difference(
             mean=mean, standard_error=None, low=None, high=None, n=x.size, documents=len(documents), batches=k,
             batch_length=length, naive_standard_error=naive, reason="one batch has no standard error",
         )  # fmt: skip
-    residual = np.asarray(sums) - mean * np.asarray(sizes)
+    residual = sums - mean * sizes
     error = float(math.sqrt(k / (k - 1) * float((residual**2).sum())) / x.size)
     reach = student_t_quantile(0.5 + CONFIDENCE / 2, k - 1) * error
     return PairedDifference(
         mean=mean, standard_error=error, low=mean - reach, high=mean + reach, n=x.size, documents=len(documents),
         batches=k, batch_length=length, naive_standard_error=naive,
     )  # fmt: skip
+
+
+def batch_sums(values: Sequence[float] | Array, blocks: Sequence[Any] | None = None) -> tuple[Array, Array, int]:
+    """Sums and sizes of consecutive batches of about sqrt(n) values inside each block, and that length.
+
+    Example: `batch_sums([1, 2, 3, 4])` is sums [3, 7], sizes [2, 2], length 2.
+    """
+    x = np.asarray(values, dtype=float)
+    runs = _runs(blocks, x.size)
+    length = max(1, round(math.sqrt(max(stop - start for start, stop in runs))))
+    pieces = [p for start, stop in runs for p in np.array_split(x[start:stop], max(1, (stop - start) // length))]
+    return np.array([p.sum() for p in pieces]), np.array([float(p.size) for p in pieces]), length
 
 
 def _runs(blocks: Sequence[Any] | None, size: int) -> list[tuple[int, int]]:

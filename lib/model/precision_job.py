@@ -24,7 +24,8 @@ from lib.model import precision
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: What can be asked, with defaults. `arms` are pairs of a format and a path; `scales`: 1.0 or calibrated to the tensor.
+#: What can be asked, with defaults; `layers` are those whose attention is computed (rounding is of every layer).
+#: `arms` are pairs of a format and a path; `scales`: 1.0 or calibrated to the tensor.
 REQUEST: dict[str, Any] = {
     "device": "cpu",
     "keys": [2048, 16384, 131072],
@@ -43,6 +44,7 @@ REQUEST: dict[str, Any] = {
     "checkpoint": None,
     "text": None,
     "layers": None,
+    "tokens": None,
     "positions": 16,
 }  # fmt: skip
 
@@ -145,6 +147,8 @@ def checkpoint_rows(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     "row": "rounding", "source": "checkpoint", "layer": layer, "tensor": tensor, "format": name, "scales": scales,
                     "scale": scale, **precision.rounding_losses(x, name, scale),
                 }  # fmt: skip
+        if request["layers"] is not None and layer not in request["layers"]:
+            continue  # rounding is cheap, so whether anything clips is asked of every layer
         for (name, path, scales), (error, lost) in zip(request["arms"], arm_errors(q, k, v, request), strict=True):
             yield {
                 "row": "attention", "source": "checkpoint", "layer": layer, "keys": k.shape[1], "format": name, "path": path,
@@ -163,7 +167,7 @@ def captured(request: dict[str, Any]) -> Iterator[tuple[int, Tensor, Tensor, Ten
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(request["checkpoint"])
     text = Path(request["text"]).read_text(encoding="utf-8", errors="replace")
-    most = max(request["keys"]) + request["positions"]
+    most = (request["tokens"] or max(request["keys"])) + request["positions"]
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def record(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any) -> Any:
@@ -184,9 +188,9 @@ def captured(request: dict[str, Any]) -> Iterator[tuple[int, Tensor, Tensor, Ten
     say(f"forward pass of {ids.shape[1]} tokens")
     with torch.no_grad():
         model(ids, use_cache=False)
-    wanted = range(len(seen)) if request["layers"] is None else request["layers"]
-    for layer in wanted:
-        query, key, value = seen[layer]
+    if beyond := [layer for layer in request["layers"] or [] if not 0 <= layer < len(seen)]:
+        raise BadInput(f"layers 0 to {len(seen) - 1}", f"{beyond}", "correct `layers`")
+    for layer, (query, key, value) in enumerate(seen):
         groups = query.shape[0] // key.shape[0]
         last = query[:, -positions:].reshape(key.shape[0], groups * positions, -1)
         yield layer, last, key[:, :-positions], value[:, :-positions]

@@ -203,6 +203,28 @@ def test_sizes_fit_one_chunk_and_the_cache(info: dict[str, Any], context: int, w
     assert isinstance(plan, Plan) and isinstance(plan, Record)
 
 
+@pytest.mark.parametrize(
+    ("info", "multimodal", "sees", "words"),
+    [
+        ({"attention_backend": "flashinfer"}, False, True, "ragged"),
+        ({"attention_backend": "flashinfer"}, None, True, "ragged"),
+        ({"attention_backend": "flashinfer"}, True, False, "multimodal"),
+        ({"attention_backend": "flashinfer", "enable_deterministic_inference": True}, False, False, "deterministic"),
+        ({"attention_backend": "flashinfer", "cuda_graph_config": '{"prefill": "tc_piecewise"}'}, False, None, "piecewise"),
+        ({"attention_backend": "triton"}, True, True, "extend"),
+        ({"attention_backend": "triton", "prefill_attention_backend": "fa3"}, False, False, "page table"),
+        ({"attention_backend": "trtllm_mha"}, False, False, "paged context"),
+        ({"attention_backend": "no-such"}, False, None, "not read"),
+    ],
+)
+def test_what_a_probe_can_see_depends_on_the_path_that_a_prefill_takes(
+    info: dict[str, Any], multimodal: bool | None, sees: bool | None, words: str
+) -> None:
+    """FlashInfer leaves its ragged prefill for the paged one on multimodal models, in deterministic mode, in piecewise graphs."""
+    plan = plan_probe({**INFO, **info}, multimodal=multimodal)
+    assert plan.sees is sees and words in plan.why
+
+
 def test_a_refused_probe_says_why_and_sends_nothing(tmp_path: Path) -> None:
     """The prefix cache is off: nothing can be read from it."""
     pool = Pool(info={"disable_radix_cache": True})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lib.audit import kv_verdicts
+from lib.audit.arms import Audit
 from lib.audit.compare import compare_scores
 from lib.audit.fidelity import judge_probe, plan_probe
 from lib.errors import BadParams
@@ -140,3 +141,15 @@ def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
     """Ids twice, an unknown edit, documents too short, tasks without depth."""
     with pytest.raises(BadParams):
         validated(AuditParams, wrong, "05")
+
+
+@pytest.mark.parametrize(
+    ("backend", "first"), [("torch_native", 1), ("fa3", 1), ("trtllm_mha", 1), ("triton", 512), ("flashinfer", 512), ("new", 512)]
+)
+def test_only_backends_that_bypass_the_pool_lose_their_first_chunk(backend: str, first: int) -> None:
+    """fa3 reads the pool from its first token: its documents of one chunk are no blind comparison."""
+    audit: Any = SimpleNamespace(
+        reference="bf16", launches={"bf16": 1, "fp8_e4m3": 2},
+        run=SimpleNamespace(server_info=lambda _: {"attention_backend": backend, "chunked_prefill_size": 512}),
+    )  # fmt: skip
+    assert Audit.first_position(audit, "fp8_e4m3") == first

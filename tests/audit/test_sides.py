@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from lib.audit.probes import ids_sha256
-from lib.audit.sides import Wanted, check_same_vocabulary, compare_sides, default_lengths, record_side, tokenize_side
+from lib.audit.sides import (
+    Wanted,
+    check_same_vocabulary,
+    compare_sides,
+    default_lengths,
+    record_side,
+    tokenize_side,
+    unread_tokens,
+)
 from lib.audit.tasks import make_items
 from lib.cli import main
 from lib.errors import BadInput
@@ -213,3 +221,41 @@ def test_the_probe_from_the_command_needs_a_hit(tmp_path: Path, capsys: pytest.C
     assert probe["outcome"] == "no_hit" and probe["plan"]["chunked_prefill_size"] == 512
     assert main(["audit", "--probe"]) == 2
     assert main(["audit", "--base-url", "http://127.0.0.1:9", "--probe", "--probe-documents", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "unread"),
+    [
+        ({}, {}, 0),
+        ({}, {"kv_cache_dtype": "fp8_e4m3"}, 2048),
+        ({}, {"resolved_kv_cache_dtype": "fp8_e4m3"}, 2048),
+        ({"attention_backend": "torch_native"}, {"attention_backend": "torch_native", "kv_cache_dtype": "fp8_e4m3"}, 0),
+        ({"attention_backend": "fa3"}, {"kv_cache_dtype": "fp8_e4m3"}, 2048),
+    ],
+)
+def test_where_caches_differ_the_first_chunk_is_known_to_be_blind(a: dict[str, Any], b: dict[str, Any], unread: int) -> None:
+    """On Triton and FlashInfer a first chunk reads no pool: a comparison of caches leaves it out; other comparisons don't."""
+    told = {"kv_cache_dtype": "bf16", "attention_backend": "triton", "chunked_prefill_size": 2048}
+    assert unread_tokens({**told, **a}, {**told, **b}) == unread
+
+
+def test_caches_that_no_token_read_are_never_within_the_limit(tmp_path: Path) -> None:
+    """Two servers, documents in one prefill chunk of Triton: equal scores say nothing about the caches."""
+    ids = list(range(100))
+    for name, dtype in (("a", "bf16"), ("b", "fp8_e4m3")):
+        told = {"kv_cache_dtype": dtype, "attention_backend": "triton", "chunked_prefill_size": 2048}
+        score = {"name": "t", "key": "00", "ids_sha256": ids_sha256(ids), "logprobs": [None, *([-1.0] * 99)]}
+        files = {
+            "documents/documents.json": [{"name": "t", "origin": "o", "sha256": "0", "ids": ids}],
+            "side.json": {"told": told}, "first/scores-00.json": score, "again/scores-00.json": score,
+        }  # fmt: skip
+        for file, content in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(json.dumps(content))
+    found = compare_sides(tmp_path / "a", tmp_path / "b", Wanted(), 500, 0.01)
+    assert found.outcome == "not_enough_data" and "one prefill chunk of 2048" in found.reason
+    side = json.loads((tmp_path / "b" / "side.json").read_text())
+    for name in ("a", "b"):
+        told = {**side["told"], "kv_cache_dtype": "bf16"}
+        (tmp_path / name / "side.json").write_text(json.dumps({"told": told}))
+    assert compare_sides(tmp_path / "a", tmp_path / "b", Wanted(), 500, 0.01).outcome == "within_limit"

@@ -5,15 +5,23 @@ from __future__ import annotations
 import ast
 import json
 import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from lib.audit import numerics
-from lib.errors import HostError
-from lib.params import ROOT
+from lib.errors import HostError, NotMeasured
+from lib.model import precision_job
+from lib.params import ROOT, AuditParams, NumericsParams
+from lib.records import Evidence
+from lib.report import figures
 
 PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 CHECKS = ROOT / "tests" / "model" / "precision_checks.py"
@@ -64,7 +72,9 @@ def test_the_job_runs_on_a_real_checkpoint(torch_python: str, tmp_path: Path) ->
     found = numerics.read_numerics(tmp_path)
     assert found.machine["torch"] and found.machine["overflow"]["fp8_e5m2"]
     assert {(r["source"], r["keys"]) for r in found.attention()} >= {("gaussian_mean", 256), ("gaussian_mean", 1024)}
-    assert {r["layer"] for r in found.rounding()} == {0, 2}
+    assert {r["layer"] for r in found.attention("checkpoint")} == {0, 2}
+    layers = json.loads((model / "config.json").read_text())["num_hidden_layers"]
+    assert {r["layer"] for r in found.rounding()} == set(range(layers))  # whether anything clips is asked of every layer
     assert json.loads((tmp_path / "request.json").read_text())["document"] == "standard library: argparse"
     assert str(tmp_path) not in (tmp_path / "request.json").read_text()
 
@@ -86,6 +96,101 @@ def test_a_wrong_request_is_one_message(
     assert all(w in str(error.value) for w in words), error.value
     assert "Traceback" not in str(error.value)
     assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize("how", ["interrupt", "kernel killed"])
+def test_no_job_is_left_behind(tmp_path: Path, how: str) -> None:
+    """Ctrl-C in the notebook, or a kernel that is killed: the job, which would run for a minute, is gone."""
+    fake, pid = tmp_path / "python", tmp_path / "pid"
+    fake.write_text(f"#!/bin/sh\necho $$ > {pid}.new; mv {pid}.new {pid}\nexec sleep 60\n")
+    fake.chmod(0o755)
+    code = (
+        "import sys, pathlib; from lib.audit.numerics import compute_numerics; "
+        f"compute_numerics(pathlib.Path({str(tmp_path)!r}), {str(fake)!r}, {{}})"
+    )
+    kernel = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not pid.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        job = Path("/proc", pid.read_text().strip())
+        kernel.send_signal(signal.SIGINT if how == "interrupt" else signal.SIGKILL)
+        kernel.wait(timeout=20)
+        while job.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not job.exists()
+    finally:
+        kernel.kill()
+        kernel.wait()
+
+
+class Run:
+    """A notebook's run as `measure_numerics` sees it."""
+
+    def __init__(self, folder: Path, stamp: Any = None, **more: Any) -> None:
+        self.params = AuditParams.model_validate({"profile": "embedded", "numerics": {"checkpoint": False, "keys": [64]}})
+        self.attached, self.offline, self.folder, self.skipped = False, True, folder, list[str]()
+        server = SimpleNamespace(model="m", python="no/such/python")
+        self.profile = SimpleNamespace(host=SimpleNamespace(kind="local"), server=server)
+        self.stamp = stamp
+        self.__dict__.update(more)
+
+    def measure(self, name: str, handle: None, function: Any, **arguments: Any) -> Any:
+        if self.stamp is None:
+            raise NotMeasured("raw record", "not in this run")
+        return SimpleNamespace(folder=self.folder, ok=self.stamp == "ok", problem="it failed")
+
+    def evidence(self, file: Path) -> Any:
+        return Evidence(path=file.name)
+
+    def skip(self, what: str, why: str) -> None:
+        self.skipped.append(why)
+
+
+@pytest.mark.parametrize(
+    ("more", "words", "verdicts"),
+    [
+        ({"params": AuditParams.model_validate({"profile": "embedded"})}, "numerics: null", 0),
+        ({"attached": True}, "attached", 0),
+        ({"profile": SimpleNamespace(host=SimpleNamespace(kind="ssh"))}, "another host", 0),
+        ({}, "not in this run", 0),
+        ({"stamp": "failed"}, "it failed", 2),
+    ],
+)
+def test_numerics_that_were_not_computed_say_why(tmp_path: Path, more: dict[str, Any], words: str, verdicts: int) -> None:
+    """Not asked, attached, on another host, a run of before, failed: the reason is shown; failed is inconclusive, never a pass."""
+    run: Any = Run(tmp_path, **more)
+    found = numerics.measure_numerics(run, None)  # type: ignore[arg-type]
+    assert words in (found.reason or "") and words in run.skipped[0]
+    made = numerics.numerics_verdicts(found)
+    assert [v.status for v in made] == ["inconclusive"] * verdicts
+    assert not numerics.attention_rows(found) and not numerics.rounding_rows(found)
+    assert figures.error_by_context(numerics.error_series(found, "gaussian")) is not None
+
+
+def test_a_rebuild_reads_the_rows_that_were_kept(tmp_path: Path) -> None:
+    """Offline, no Python with torch: tables, verdicts and the emulation's figures beside them come from rows.jsonl."""
+    rows = [attention("gaussian_mean", "storage", [0.0016], 131072), attention("gaussian_mean", "triton", [0.039], 131072)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, rounding(25.75, 0.0)]))
+    found = numerics.measure_numerics(Run(tmp_path, "ok"), None)  # type: ignore[arg-type]
+    assert len(numerics.attention_rows(found)) == 2 and len(numerics.rounding_rows(found)) == 1
+    assert {v.id: v.status for v in numerics.numerics_verdicts(found)} == {"values-clip": "pass", "storage-is-the-cost": "fail"}
+    asked = NumericsParams.model_validate({})
+    by_id = {p.id: p for p in numerics.numerics_predictions(asked, found)}
+    assert by_id["error-gaussian_mean-storage"].predicted.value == 0.0026
+    assert by_id["error-gaussian_mean-storage"].measured.value == 0.0016  # type: ignore[union-attr]
+    assert by_id["error-gaussian-triton"].measured is None
+    assert numerics.numerics_predictions(None) == []
+
+
+def test_what_the_parameters_can_ask_the_job_understands() -> None:
+    """Every key of `numerics` is one of the job's; the profiles' own requests are read without complaint."""
+    own = set(NumericsParams.model_fields) - {"document"}
+    assert own <= set(precision_job.REQUEST)
+    for file in sorted((ROOT / "params").glob("*/05.yaml")):
+        said = yaml.safe_load(file.read_text()).get("numerics")
+        if said:
+            precision_job.read_request(json.dumps(NumericsParams.model_validate(said).request("m")))
 
 
 def attention(
