@@ -25,7 +25,7 @@ from lib.errors import BadInput
 from lib.model.cache import STAMP, cache_dir
 
 #: Scales of the usual size of calibrated ones (largest absolute key or value / 448). Source: H1, L2.
-K_SCALE, V_SCALE = 0.05, 0.02
+K_SCALE, V_SCALE = 0.125, 0.0625
 #: Name of the file that `kv_scales_added` puts beside the weights.
 SCALES_FILE = "model-kv-scales.safetensors"
 _SUFFIXES = ("k_scale", "v_scale", "kv_scale", "k_proj.output_scale", "v_proj.output_scale")
