@@ -237,6 +237,7 @@ class Bench:
         known = self.earlier.get(step.key())
         if known and Path(known["record"]).exists():
             level = client.read_level(Path(known["record"]))
+            self.same(step, level, workload)
             self.keep(step, level)
             return level
         url = self.sides()[step.side]
@@ -276,6 +277,15 @@ class Bench:
         level = client.read_level(path)
         self.keep(step, level)
         return level
+
+    def same(self, step: Step, level: metrics.Level, workload: Workload) -> None:
+        """Refuse an earlier level of another model or of other prompts: the options alone tell neither."""
+        there = {"model": level.header["model"], "prompts": level.header["workload"].get("sha256")}
+        now = {"model": self.models[step.side], "prompts": workload.sha256}
+        if there != now:
+            other = "; ".join(f"{k}: {there[k]} there, {now[k]} now" for k in now if there[k] != now[k])
+            do = "name another file, or give --overwrite"
+            raise BadInput(f"{step.key()} in {self.args.json} to be of the same model and prompts", other, do)
 
     def flush(self, url: str) -> None:
         """Empty the prefix cache, or say why it cannot be."""
@@ -440,7 +450,8 @@ def _earlier(args: argparse.Namespace) -> dict[str, Any] | None:
     if other:
         found = f"{args.json} is of a run with other options ({'; '.join(other[:4])})"
         raise BadInput("a --json file of the same run, to continue it", found, do)
-    return {"raw": raw, "levels": [x for x in levels if "key" in x]}
+    # A level that ended because the server was gone says nothing about its load: it is measured again.
+    return {"raw": raw, "levels": [x for x in levels if "key" in x and x.get("stopped") != "server_gone"]}
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:

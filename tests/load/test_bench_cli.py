@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -236,6 +237,73 @@ def test_a_run_is_continued_or_refused(url: str, tmp_path: Path, capsys: pytest.
     out.write_text("[]")
     assert bench(*how) == 2 and "--overwrite" in capsys.readouterr().err
     assert bench(*how, "--overwrite") == 0
+
+
+def test_a_run_with_other_prompts_or_another_model_is_not_continued(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options are the same, but the data set's content or what the server serves is not: refused, not mixed."""
+    text, out = tmp_path / "t.jsonl", tmp_path / "b.json"
+    text.write_text("".join(json.dumps({"prompt": f"one {i}"}) + "\n" for i in range(20)))
+    how = ["--base-url", url, "--concurrency", "1,2", "--json", str(out), "--output-len", "4", "--dataset", str(text)]
+    assert bench(*how) == 0
+    text.write_text("".join(json.dumps({"prompt": f"two {i}"}) + "\n" for i in range(20)))
+    assert bench(*how) == 2 and "prompts: " in capsys.readouterr().err
+    text.write_text("".join(json.dumps({"prompt": f"one {i}"}) + "\n" for i in range(20)))
+    assert bench(*how) == 0
+    record = Path(loaded(out)["levels"][1]["record"])
+    header, *rest = record.read_text().splitlines()
+    record.write_text("\n".join([json.dumps(json.loads(header) | {"model": "before"}), *rest]) + "\n")
+    capsys.readouterr()
+    assert bench(*how) == 2 and "model: before there, judge now" in capsys.readouterr().err
+
+
+def test_levels_of_a_dead_server_are_measured_again(tmp_path: Path) -> None:
+    """The server dies in the first level; when it is back, the same command measures what it had not."""
+    out = tmp_path / "b.json"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    how = ["--base-url", url, "--model", "judge", "--concurrency", "1", "--num-requests", "40", "--json", str(out), *SMALL]
+    assert bench(*how) == 1
+    gone = loaded(out)["levels"][0]
+    assert gone["stopped"] == "server_gone" and set(gone["failures"]) == {"connection_refused"}
+    assert gone["failures"]["connection_refused"] + gone["unsent"] == 40
+    with judge.running_judge(judge.Plan(step_s=0.001, first_min_s=0.001, first_max_s=0.002)) as running:
+        content = loaded(out)
+        content["settings"]["base_url"] = running.base_url
+        out.write_text(json.dumps(content))
+        assert bench("--base-url", running.base_url, *how[2:]) == 0
+    assert loaded(out)["levels"][0]["failures"] == {} and len(loaded(out)["levels"]) == 1
+
+
+def test_progress_says_where_a_level_is_and_how_long_it_lasts(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal a line now and then: level, done, in flight, seconds left of this level and of all."""
+    monkeypatch.setattr("lib.cli.bench.PROGRESS_LINE_S", 0.0)
+    how = ["--concurrency", "1,2", "--num-requests", "12", "--input-len", "16", "--output-len", "40"]
+    assert bench("--base-url", url, *how) == 0
+    lines = re.findall(
+        r"^(\d)/2 concurrency-(\d): (\d+) of 12 done, (\d+) in flight(?:, about (\d+) s left(?:, (\d+) s for all levels)?)?$",
+        capsys.readouterr().err, re.M,
+    )  # fmt: skip
+    assert {line[0] for line in lines} == {"1", "2"}
+    assert all(int(line[3]) <= int(line[1]) and int(line[2]) <= 12 for line in lines)
+    timed = [line for line in lines if line[4]]
+    assert timed and all(int(line[4]) <= 10 for line in timed)
+    # The first level knows of the second, the last one has nothing after it.
+    assert any(line[5] for line in timed if line[0] == "1") and not any(line[5] for line in timed if line[0] == "2")
+
+
+def test_progress_on_a_terminal_stays_on_one_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each report starts with a carriage return and ends no line."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    how = ["--concurrency", "1", "--num-requests", "6", "--input-len", "16", "--output-len", "60"]
+    assert bench("--base-url", url, *how) == 0
+    shown = capsys.readouterr().err
+    assert "\r1/1 concurrency-1: " in shown and "\n" not in shown
 
 
 def test_a_level_that_fails_is_kept_and_the_next_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
