@@ -244,7 +244,8 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
             why = str(error)
     else:
         why = read["reason"]
-    link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s)
+    names = ", ".join(str(g.get("name")) for g in run.host().get("gpus") or [])
+    link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s, names)
     known = [
         f"latency {link.latency_s * 1e6:.3g} us" if link.latency_s is not None else "latency unknown, counted as 0",
         f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "bandwidth unknown, counted as infinite",
