@@ -444,7 +444,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "output_tokens", "tokens", "Output tokens of ok requests, as the server counts them.",
         "no request succeeded", "usage / meta_info `completion_tokens`",
-        "bench_serving `total_output_tokens`; its `_retokenized` drops special tokens", "number",
+        "bench_serving `total_output_tokens` on /generate; on OpenAI endpoints, which it does not ask for usage, that is "
+        "the length asked for; `_retokenized` counts the text's tokens anew", "number",
         lambda v: _sum_usage(v, "completion_tokens"),
     ),
     Metric(
@@ -532,7 +533,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "chunk_gap_s", "s", "Gaps between consecutive token events, pooled over all requests: what a reader sees.",
         "no request has two token events", "`t_us`, `kinds`",
-        "vllm bench, evalscope, bench_serving (OpenAI endpoints) call it ITL; aiperf `inter_chunk_latency`",
+        "vllm bench, evalscope, bench_serving (OpenAI endpoints, unless the server reports an accept length: then over the "
+        "tokens of each chunk's text) call it ITL; aiperf `inter_chunk_latency`",
         "pooled", lambda v: v.gaps, True,
     ),
     Metric(
@@ -552,7 +554,9 @@ METRICS: tuple[Metric, ...] = (
         "token_latency_request_mean_s", "s",
         "(last token event - first) / (tokens after the first event), one value a request.",
         "no request has two token events", "derived",
-        "TPOT of bench_serving, vllm bench; ITL of genai-bench, guidellm, aiperf `inter_token_latency`",
+        "bench_serving TPOT: (last line of the stream - first text) / (tokens - 1), so smaller than this where the first "
+        "event has more than one token, larger by the time of the closing lines; vllm bench TPOT and genai-bench, "
+        "guidellm ITL alike; aiperf `inter_token_latency` subtracts the first chunk's tokens where the server tells them",
         "requests", lambda v: v.column("token_latency_s"), True,
     ),
     Metric(
