@@ -135,6 +135,9 @@ class Bench:
         self.args = args
         self.levels = _levels(args)
         self.limits = _limits(args)
+        if args.search and args.no_calibration:
+            do = "leave out --no-calibration"
+            raise BadInput("--search with a calibrated client: it is a verdict on latencies", "--no-calibration", do)
         self.stopped: str | None = None
         self.bad = 0
         self.results: list[dict[str, Any]] = []
@@ -316,8 +319,10 @@ class Bench:
             good = metrics.goodput(level, **self.limits)
             result["goodput"] = _plain(good)
             share = good["goodput_frac"]
-            status = search.status_of(share, self.args.good_frac)[0]
-            print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {status}")
+            status, why = search.level_status(level, share, self.args.good_frac)
+            result["slo_status"], result["slo_reason"] = status, why
+            words = "no verdict" if status == "invalid" else status
+            print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {words}")
         if self.args.ramp:
             result["timeline"] = _plain(metrics.timeline(level))
         if level.header["stopped"] == "interrupted":
@@ -341,6 +346,9 @@ class Bench:
             more["a_against_b"] = self.paired()
         if not self.args.search and self.levels[0][0] != "replay" and len(self.points) >= 3:
             found = search.knee(list(self.points.values()))
+            spoilt = sorted({str(s["client"].value) for all_ in self.measured.values() for s in all_} - {"ok"})
+            if spoilt:
+                found = found.model_copy(update={"reason": f"{found.reason}; no verdict: the client was {', '.join(spoilt)}"})
             more["knee"] = found.model_dump()
             print(f"knee: between {_end(found.low)} and {_end(found.high)}; {found.reason}")
         if self.bracket is not None:

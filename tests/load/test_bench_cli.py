@@ -165,25 +165,52 @@ def test_messages_in_a_file_go_to_chat(url: str, tmp_path: Path) -> None:
         assert loaded(out)["api"] == "chat" and loaded(out)["levels"][0]["failures"] == {}
 
 
+@pytest.fixture
+def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that covers these tests' loads (the real one is in test_judge)."""
+    covers = {"status": "ok", "reasons": [], "streams": 1024, "chunks_per_s": 1e6, "workers": 1}
+    monkeypatch.setattr(judge, "calibrate", lambda *_, **__: covers)
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_goodput_and_ramp(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--slo gives the share of good requests with its interval and status; --ramp a timeline."""
     out = tmp_path / "b.json"
     how = ["--slo", "ttft=5,tpot=5,e2e=9", "--ramp", "0.2", "--num-requests", "12", "--json", str(out)]
-    assert bench("--base-url", url, "--concurrency", "3", *how, *SMALL) == 0
+    assert main(["bench", "--base-url", url, "--concurrency", "3", *how, *SMALL]) == 0
     (made,) = loaded(out)["levels"]
+    assert made["slo_status"] == "undecided"
     assert made["goodput"]["goodput_frac"]["value"] == 1.0 and made["goodput"]["goodput_frac"]["low"] < 1.0
     assert len(made["timeline"]) == 20 and "undecided" in capsys.readouterr().out
 
 
+def test_without_a_calibration_there_is_no_slo_verdict(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The share is shown, pass or fail is not; a search, which is such a verdict, is refused."""
+    out = tmp_path / "b.json"
+    how = ["--base-url", url, "--slo", "ttft=5", "--num-requests", "80", "--json", str(out), *SMALL]
+    assert bench(*how, "--concurrency", "4") == 0
+    (made,) = loaded(out)["levels"]
+    assert made["goodput"]["goodput_frac"]["value"] == 1.0 and made["slo_status"] == "invalid"
+    assert "not_calibrated" in made["slo_reason"]
+    text = capsys.readouterr().out
+    assert "a second: no verdict" in text and ": pass" not in text
+    assert bench(*how, "--concurrency", "4", "--search", "8", "--overwrite") == 2
+    assert "--no-calibration" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_search(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--search prints a bracket and every probe with its record; a limit that is never met gives no lower end."""
     out = tmp_path / "b.json"
     how = ["--num-requests", "80", "--json", str(out), *SMALL]
-    assert bench("--base-url", url, "--concurrency", "4", "--slo", "ttft=5", "--search", "8", *how) == 0
+    assert main(["bench", "--base-url", url, "--concurrency", "4", "--slo", "ttft=5", "--search", "8", *how]) == 0
     found = loaded(out)["search"]
     assert (found["low"], found["high"]) == (8.0, None) and all(Path(p["path"]).exists() for p in found["probes"])
     assert "at least 8, below an end not found" in capsys.readouterr().out
-    assert bench("--base-url", url, "--concurrency", "2", "--slo", "ttft=0.0001", "--search", "8", *how, "--overwrite") == 0
+    never = ["--concurrency", "2", "--slo", "ttft=0.0001", "--search", "8", "--overwrite"]
+    assert main(["bench", "--base-url", url, *never, *how]) == 0
     assert loaded(out)["search"]["low"] is None
 
 
@@ -195,6 +222,7 @@ def test_find_knee(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [x["concurrency"] for x in made["levels"]][:3] == [1, 2, 4] and made["knee"]["what"] == "knee"
     text = capsys.readouterr().out
     assert "knee: between" in text and "steady state from" in text
+    assert "no verdict: the client was not_calibrated" in text and "no verdict" in made["knee"]["reason"]
 
 
 def test_repeats_and_a_against_b(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
