@@ -482,6 +482,12 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 RATES = ("tok/s", "steady", "tok/s/req")
+#: Columns whose interval is printed below the row: name, metric, factor.
+WITH_ENDS = (
+    ("tok/s", "output_tokens_per_s", 1.0), ("steady", "steady_output_tokens_per_s", 1.0),
+    ("tok/s/req", "request_output_tokens_per_s_mean", 1.0), ("TTFT p50", "ttft_s_p50", 1e3), ("p99 ms", "ttft_s_p99", 1e3),
+    ("gap p50", "chunk_gap_s_p50", 1e3), ("p99 ms", "chunk_gap_s_p99", 1e3), ("tok p50 ms", "token_latency_s_p50", 1e3),
+)  # fmt: skip
 COLUMNS = (*RATES, "TTFT p50", "p99 ms", "gap p50", "p99 ms", "tok p50 ms", "tokens", "wall s", "ok")
 
 
@@ -609,6 +615,12 @@ def _figure(measured: Measured, scale: float = 1.0, digits: int = 1) -> str:
     return f"{value * scale:.{digits}f}" if isinstance(value, (int, float)) else "-"
 
 
+def _ends(name: str, measured: Measured, scale: float) -> str:
+    if measured.low is None or measured.high is None:
+        return f"{name}: none ({measured.reason}, n = {measured.n})"
+    return f"{name} {measured.low * scale:.4g} to {measured.high * scale:.4g} (n = {measured.n})"
+
+
 def _line(label: str, s: dict[str, Measured]) -> str:
     milli = [
         _figure(s[k], 1e3, 2)
@@ -624,9 +636,9 @@ def _notes(
     level: metrics.Level, summary: dict[str, Measured], failed: dict[str, int], ramp: bool = False
 ) -> list[str]:
     notes = []
-    low, high = summary["output_tokens_per_s"].low, summary["output_tokens_per_s"].high
-    if low is not None and high is not None:
-        notes.append(f"tok/s 95% interval {low:.1f} to {high:.1f}")
+    ends = [_ends(name, summary[key], scale) for name, key, scale in WITH_ENDS if summary[key].value is not None]
+    if ends:
+        notes.append("95% intervals: " + "; ".join(ends))
     if summary["client"].value != "ok":
         notes.append(f"{summary['client'].value}: {summary['client'].reason}")
     if failed:

@@ -281,14 +281,15 @@ def _steady(view: LevelView) -> Interval:
     if isinstance(view.steady, str):
         return Interval(value=None, reason=view.steady)
     start, end = view.steady
-    per_request = view.steady_tokens
-    mean = stats.bootstrap_mean(per_request)
-    scale = per_request.size / ((end - start) / 1e9)
-    if mean.value is None:
-        return mean
-    low = mean.low * scale if mean.low is not None else None
-    high = mean.high * scale if mean.high is not None else None
-    return Interval(value=mean.value * scale, low=low, high=high, n=per_request.size, reason=mean.reason)
+    tokens, value = view.steady_tokens, float(view.steady_tokens.sum()) / ((end - start) / 1e9)
+    # How long each request was busy inside the window: one that took longer for its tokens must widen the interval.
+    busy = np.array([max(0, min(r["end_ns"], end) - max(r["sent_ns"], start)) / 1e9 for r in view.ok])
+    inside = busy > 0
+    rate = stats.bootstrap_ratio(tokens[inside], busy[inside])
+    if rate.low is None or rate.high is None or not rate.value:
+        return Interval(value=value, n=rate.n, reason=rate.reason or "no token inside the window")
+    scale = value / rate.value
+    return Interval(value=value, low=rate.low * scale, high=rate.high * scale, n=rate.n)
 
 
 def _steady_window(view: LevelView) -> Interval:
@@ -486,7 +487,7 @@ METRICS: tuple[Metric, ...] = (
         "steady_output_tokens_per_s", "tok/s",
         "Output tokens that arrived inside the steady-state window over its length. Closed loop: from when each "
         "slot's first request has its first token, to the first end after the last send. Open loop: from the first "
-        "end to the last arrival.",
+        "end to the last arrival. Its interval resamples requests with the time they were busy inside the window.",
         "ramp and drain overlap (about 2 requests a slot or fewer)", "derived",
         "bench_serving `steady_state_serving` cuts by a concurrency ratio", "number", _steady,
     ),
@@ -921,7 +922,9 @@ def metrics_markdown() -> str:
         "",
         "Times are CLOCK_MONOTONIC, taken when a read returns; an event's time is that of the read with its last byte.",
         "Token counts are the server's (`usage`, `meta_info`), never the number of chunks. Intervals are 95%, by",
-        "bootstrap over requests (repeats where there are any). What cannot be said is a reason,",
+        "bootstrap over requests (repeats where there are any). A percentile in the tail has one from "
+        f"{stats.units_for_percentile(90)} requests on (p90)",
+        f"or {stats.units_for_percentile(99)} (p99): fewer do not reach beyond it. What cannot be said is a reason,",
         "never 0.",
         "",
         "| metric | unit | what it is | no value when | from | other tools |",

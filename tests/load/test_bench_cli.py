@@ -17,6 +17,7 @@ import pytest
 from faulty_server import faulty_server
 
 from lib.cli import main
+from lib.cli.bench import WITH_ENDS
 from lib.load import judge
 
 
@@ -53,6 +54,17 @@ def test_two_levels(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert Path(level["record"]).exists()
     text = capsys.readouterr().out
     assert "not_calibrated" in text and "tok/s/req" in text
+    ends = [line for line in text.splitlines() if "95% intervals: " in line]
+    assert len(ends) == 2
+    for line, level in zip(ends, made["levels"], strict=True):
+        for name, key, scale in WITH_ENDS:
+            figure = level["metrics"][key]
+            if "value" not in figure:
+                assert figure["reason"] in text
+            elif "low" in figure:
+                assert f"{name} {figure['low'] * scale:.4g} to {figure['high'] * scale:.4g} (n = {figure['n']})" in line
+            else:
+                assert f"{name}: none ({figure['reason']}, n = {figure['n']})" in line
 
 
 @pytest.mark.parametrize("dataset", ["code", "random-ids", "repeating", "chat", "shared-prefix"])

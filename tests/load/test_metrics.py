@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -384,3 +385,22 @@ def test_docs_are_generated_and_complete() -> None:
     text = metrics.metrics_markdown()
     assert all(f"`{name}`" in text for name in FAILURES)
     assert (Path(__file__).parents[2] / "docs" / "metrics.md").read_text() == text
+
+
+def test_the_steady_rates_interval_covers_the_rate_of_slow_and_fast_requests() -> None:
+    """One slot, ten tokens each, half the requests twice as slow: over 60 runs the interval covers the long-run rate.
+
+    Resampling token sums alone would give next to no width, because every request has the same number of tokens.
+    """
+    covered = 0
+    for seed in range(60):
+        slow = np.random.default_rng(seed).random(40) < 0.5
+        rows, at = [], 0.0
+        for i, is_slow in enumerate(slow):
+            gap = 0.2 if is_slow else 0.1
+            rows.append(record(i, at, at, [gap * (k + 1) for k in range(10)], at + 10 * gap))
+            at += 10 * gap
+        got = metrics.level_summary(level(rows, concurrency=1))["steady_output_tokens_per_s"]
+        assert got.low is not None and got.high is not None
+        covered += got.low <= 10 / 1.5 <= got.high
+    assert covered >= 50
