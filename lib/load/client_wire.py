@@ -11,7 +11,7 @@ import json
 import re
 from array import array
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, chain, repeat
 from operator import sub
 from typing import IO, Any
 
@@ -421,26 +421,22 @@ def _plain_block(buffer: bytes, ends: list[int], first: int, stop: int, times: a
     prefix, _, suffix, _, kind = events.templates[0]
     tail = suffix + b"\n\n\r\n"
     begins, stops = ends[first - 1 : stop - 1], ends[first:stop]
-    pieces = buffer[begins[0] : stops[-1]].split(tail)
-    if pieces.pop():
-        return False
     lengths = list(map(sub, stops, begins))
-    heads, texts_long, sizes = {}, {}, {}
-    for length in set(lengths):
-        head = heads[length] = _chunk_head(events.heads, length, prefix)
-        texts_long[length] = length - len(head) - len(tail)
-        sizes[length] = texts_long[length] + len(prefix) + len(suffix)
-    # A piece without its read's head stays longer than the read's text can be: the lengths tell of both.
-    texts = list(map(bytes.removeprefix, pieces, map(heads.__getitem__, lengths)))
-    found = list(map(len, texts))
-    if len(pieces) != len(lengths) or 0 in found or found != list(map(texts_long.__getitem__, lengths)):
+    known = {length: _chunk_head(events.heads, length, prefix) for length in set(lengths)}
+    before = list(map(known.__getitem__, lengths))
+    cut = len(tail)
+    texts = [buffer[b + len(h) : e - cut] for b, h, e in zip(begins, before, stops, strict=True)]
+    if b"".join(chain.from_iterable(zip(before, texts, repeat(tail)))) != buffer[begins[0] : stops[-1]]:
+        return False
+    if not all(texts):
         return False
     if _ODD_BYTE.search(b"".join(texts)) and not all(map(_JSON_TEXT.fullmatch, texts)):
         return False
     (events.texts if kind == "c" else events.thoughts).extend(texts)
     events.times.extend(times[first:stop])
     events.kinds.extend(kind * len(texts))
-    events.sizes.extend(map(sizes.__getitem__, lengths))
+    inner = len(prefix) + len(suffix)
+    events.sizes.extend([len(text) + inner for text in texts])
     return True
 
 

@@ -38,8 +38,6 @@ now_ns = time.monotonic_ns
 LAG_TICK_S = 0.010
 SWEEP_S = 0.1
 READS_AT_ONCE, READ_BYTES = 256, 1 << 16
-#: Polls before the loop gets its turn again: going round it costs as much as a few reads, and its timers wait so long.
-ROUNDS = 8
 #: A kept-alive connection that was idle for longer is not used again: uvicorn closes idle ones after 5 s.
 REUSE_WITHIN_NS = 2_000_000_000
 UNKNOWN, CHUNKED, TRIMMED, LENGTH, UNTIL_CLOSE, IDLE = range(6)
@@ -333,29 +331,25 @@ class Run:
         the append of one list. Edge-triggered: a read that fills its buffer, or an event that tells of more than bytes,
         is followed up by `read_all`.
         """
-        find, read, poll = self.fast.get, os.read, self.poller.poll  # type: ignore[union-attr]
-        for _ in range(ROUNDS):
-            events = poll(0, READS_AT_ONCE)
-            if not events:
-                return
-            for fd, mask in events:
-                note = find(fd)
-                if note is None or mask != _PLAIN_EVENT:
-                    self.read_all(fd, None, mask == _PLAIN_EVENT)
-                    continue
-                try:
-                    data = read(fd, READ_BYTES)
-                except (BlockingIOError, InterruptedError):
-                    continue
-                except OSError as error:
-                    # A reset is told once; read again, it would look like an orderly end.
-                    self.by_fd[fd].connection_lost(error)
-                    continue
-                if len(data) < 4 or data[-4] != 10 or len(data) == READ_BYTES:
-                    self.read_all(fd, data, True)
-                else:
-                    note(now_ns())
-                    note(data)
+        find, read = self.fast.get, os.read
+        for fd, mask in self.poller.poll(0, READS_AT_ONCE):  # type: ignore[union-attr]
+            note = find(fd)
+            if note is None or mask != _PLAIN_EVENT:
+                self.read_all(fd, None, mask == _PLAIN_EVENT)
+                continue
+            try:
+                data = read(fd, READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                continue
+            except OSError as error:
+                # A reset is told once; read again, it would look like an orderly end.
+                self.by_fd[fd].connection_lost(error)
+                continue
+            if len(data) < 4 or data[-4] != 10 or len(data) == READ_BYTES:
+                self.read_all(fd, data, True)
+            else:
+                note(now_ns())
+                note(data)
 
     def read_all(self, fd: int, data: bytes | None, bytes_only: bool) -> None:
         """Everything that a socket has, up to its end; `data` is a first read that was already made.
