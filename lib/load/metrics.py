@@ -665,8 +665,15 @@ def client_verdict(level: Level) -> ClientVerdict:
     rate = events / view.wall_s if view.wall_s else 0.0
     if rate > calibration["chunks_per_s"] * CALIBRATION_HEADROOM:
         reasons.append(f"{rate:.0f} chunks/s, calibrated with {calibration['chunks_per_s']:.0f}")
-    if load["workers"] != calibration["workers"]:
-        reasons.append(f"{load['workers']} workers, calibrated with {calibration['workers']}")
+    used, proved = load["workers"], calibration["workers"]
+    if used > proved:
+        reasons.append(f"{used} workers, calibrated with {proved}")
+    elif used < proved:
+        # A level of fewer streams than workers uses fewer: what each of them carries must have been calibrated.
+        for what, here, there in (("streams", streams, calibration["streams"]), ("chunks/s", rate, calibration["chunks_per_s"])):
+            if here / used > there / proved * CALIBRATION_HEADROOM:
+                each = f"{here / used:.0f} {what} each, calibrated with {proved} and {there / proved:.0f}"
+                reasons.append(f"{used} workers with {each}")
     return ClientVerdict("not_calibrated", tuple(reasons)) if reasons else ClientVerdict("ok", ())
 
 

@@ -281,6 +281,12 @@ def test_a_client_that_was_the_bottleneck_gives_no_latency(worker: dict[str, Any
 COVERS = {"status": "ok", "reasons": [], "streams": 9, "chunks_per_s": 9e9, "workers": 1}
 
 
+def test_a_level_of_fewer_workers_than_calibrated_is_covered_if_each_carries_no_more() -> None:
+    """`--workers 4 --concurrency 1,64`: one stream needs one process, and each of four was calibrated with 16."""
+    four = COVERS | {"streams": 64, "chunks_per_s": 4000.0, "workers": 4}
+    assert metrics.client_verdict(level(NORMAL, calibration=four)).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -288,7 +294,9 @@ COVERS = {"status": "ok", "reasons": [], "streams": 9, "chunks_per_s": 9e9, "wor
         ({"calibration": {"status": "client_bound", "reasons": ["TTFT off"]}}, "TTFT off"),
         ({"calibration": COVERS | {"streams": 1}}, "2 streams"),
         ({"calibration": COVERS | {"chunks_per_s": 1.0}}, "chunks/s"),
-        ({"calibration": COVERS | {"workers": 2}}, "1 workers"),
+        ({"calibration": COVERS | {"streams": 2, "workers": 2}}, "1 workers with 2 streams each, calibrated with 2 and 1"),
+        ({"calibration": COVERS | {"chunks_per_s": 10.0, "workers": 2}}, "1 workers with 8 chunks/s each"),
+        ({"calibration": COVERS, "load": {"workers": 2}}, "2 workers, calibrated with 1"),
     ],
 )
 def test_without_a_calibration_for_this_load_there_is_no_verdict(change: dict[str, Any], part: str) -> None:
