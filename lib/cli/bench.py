@@ -139,6 +139,9 @@ class Bench:
         self.args = args
         self.levels = _levels(args)
         self.limits = _limits(args)
+        if args.search and args.no_calibration:
+            do = "leave out --no-calibration"
+            raise BadInput("--search with a calibrated client: it is a verdict on latencies", "--no-calibration", do)
         self.stopped: str | None = None
         self.bad = 0
         self.results: list[dict[str, Any]] = []
@@ -245,6 +248,7 @@ class Bench:
         known = self.earlier.get(step.key())
         if known and Path(known["record"]).exists():
             level = client.read_level(Path(known["record"]))
+            self.same(step, level, workload)
             self.keep(step, level)
             return level
         url = self.sides()[step.side]
@@ -285,6 +289,15 @@ class Bench:
         self.keep(step, level)
         return level
 
+    def same(self, step: Step, level: metrics.Level, workload: Workload) -> None:
+        """Refuse an earlier level of another model or of other prompts: the options alone tell neither."""
+        there = {"model": level.header["model"], "prompts": level.header["workload"].get("sha256")}
+        now = {"model": self.models[step.side], "prompts": workload.sha256}
+        if there != now:
+            other = "; ".join(f"{k}: {there[k]} there, {now[k]} now" for k in now if there[k] != now[k])
+            do = "name another file, or give --overwrite"
+            raise BadInput(f"{step.key()} in {self.args.json} to be of the same model and prompts", other, do)
+
     def flush(self, url: str) -> None:
         """Empty the prefix cache, or say why it cannot be."""
         control = Control(url, self.args.api_key_env)
@@ -318,10 +331,17 @@ class Bench:
             good = metrics.goodput(level, **self.limits)
             result["goodput"] = _plain(good)
             share = good["goodput_frac"]
+<<<<<<< HEAD
             status = search.status_of(share, self.args.good_frac)[0]
             print(
                 f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {status}"
             )
+=======
+            status, why = search.level_status(level, share, self.args.good_frac)
+            result["slo_status"], result["slo_reason"] = status, why
+            words = "no verdict" if status == "invalid" else status
+            print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {words}")
+>>>>>>> s2/r4
         if self.args.ramp:
             result["timeline"] = _plain(metrics.timeline(level))
         if level.header["stopped"] == "interrupted":
@@ -346,6 +366,9 @@ class Bench:
             more["a_against_b"] = self.paired()
         if not self.args.search and self.levels[0][0] != "replay" and len(self.points) >= 3:
             found = search.knee(list(self.points.values()))
+            spoilt = sorted({str(s["client"].value) for all_ in self.measured.values() for s in all_} - {"ok"})
+            if spoilt:
+                found = found.model_copy(update={"reason": f"{found.reason}; no verdict: the client was {', '.join(spoilt)}"})
             more["knee"] = found.model_dump()
             print(f"knee: between {_end(found.low)} and {_end(found.high)}; {found.reason}")
         if self.bracket is not None:
@@ -463,7 +486,8 @@ def _earlier(args: argparse.Namespace) -> dict[str, Any] | None:
     if other:
         found = f"{args.json} is of a run with other options ({'; '.join(other[:4])})"
         raise BadInput("a --json file of the same run, to continue it", found, do)
-    return {"raw": raw, "levels": [x for x in levels if "key" in x]}
+    # A level that ended because the server was gone says nothing about its load: it is measured again.
+    return {"raw": raw, "levels": [x for x in levels if "key" in x and x.get("stopped") != "server_gone"]}
 
 
 def _limits(args: argparse.Namespace) -> dict[str, float]:
@@ -486,6 +510,12 @@ def _limits(args: argparse.Namespace) -> dict[str, float]:
 
 
 RATES = ("tok/s", "steady", "tok/s/req")
+#: Columns whose interval is printed below the row: name, metric, factor.
+WITH_ENDS = (
+    ("tok/s", "output_tokens_per_s", 1.0), ("steady", "steady_output_tokens_per_s", 1.0),
+    ("tok/s/req", "request_output_tokens_per_s_mean", 1.0), ("TTFT p50", "ttft_s_p50", 1e3), ("p99 ms", "ttft_s_p99", 1e3),
+    ("gap p50", "chunk_gap_s_p50", 1e3), ("p99 ms", "chunk_gap_s_p99", 1e3), ("tok p50 ms", "token_latency_s_p50", 1e3),
+)  # fmt: skip
 COLUMNS = (*RATES, "TTFT p50", "p99 ms", "gap p50", "p99 ms", "tok p50 ms", "tokens", "wall s", "ok")
 
 
@@ -632,6 +662,12 @@ def _figure(measured: Measured, scale: float = 1.0, digits: int = 1) -> str:
     return f"{value * scale:.{digits}f}" if isinstance(value, (int, float)) else "-"
 
 
+def _ends(name: str, measured: Measured, scale: float) -> str:
+    if measured.low is None or measured.high is None:
+        return f"{name}: none ({measured.reason}, n = {measured.n})"
+    return f"{name} {measured.low * scale:.4g} to {measured.high * scale:.4g} (n = {measured.n})"
+
+
 def _line(label: str, s: dict[str, Measured]) -> str:
     milli = [
         _figure(s[k], 1e3, 2)
@@ -645,9 +681,9 @@ def _line(label: str, s: dict[str, Measured]) -> str:
 
 def _notes(level: metrics.Level, summary: dict[str, Measured], failed: dict[str, int], ramp: bool = False) -> list[str]:
     notes = []
-    low, high = summary["output_tokens_per_s"].low, summary["output_tokens_per_s"].high
-    if low is not None and high is not None:
-        notes.append(f"tok/s 95% interval {low:.1f} to {high:.1f}")
+    ends = [_ends(name, summary[key], scale) for name, key, scale in WITH_ENDS if summary[key].value is not None]
+    if ends:
+        notes.append("95% intervals: " + "; ".join(ends))
     if summary["client"].value != "ok":
         notes.append(f"{summary['client'].value}: {summary['client'].reason}")
     if failed:

@@ -31,6 +31,7 @@ from lib.model.roofline import Attention, Bound, Device, Link, Machine, Weights
 from lib.params import BenchmarkParams
 from lib.records import Record
 from lib.results import NotebookRun, ServerHandle
+from lib.server import gpu_state
 from lib.server.telemetry import read_topology
 
 FROZEN = "prediction.json"
@@ -228,6 +229,16 @@ def weights_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint) -
     return roofline.weights(tensors, checkpoint.config)
 
 
+def server_ranks(server: ServerHandle) -> list[int] | None:
+    """The GPU of each rank of a server, None where it can't be told (then every GPU counts as its own rank)."""
+    if server.attached:
+        return None
+    flags = server.params.flags
+    base, step = (int(str(flags.get(name) or default)) for name, default in (("base_gpu_id", 0), ("gpu_id_step", 1)))
+    inherited = {k: v for k, v in os.environ.items() if k == "CUDA_VISIBLE_DEVICES"}
+    return gpu_state.visible_gpus({**inherited, **server.params.environment}, base, server.tp_size, step)
+
+
 def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
     """The interconnect of the server's ranks, and one sentence about it; None with one rank."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
@@ -238,13 +249,15 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
     if read["text"]:
         try:
             topology = roofline.parse_topology(read["text"])
-            base = int(str(server.params.flags.get("base_gpu_id") or 0))
-            kind = topology.worst(topology.gpus[base : base + server.tp_size])
+            ranks = server_ranks(server)
+            # Which GPUs they are is not known (attached, or named by uuid): then the slowest connection of the host.
+            kind = topology.worst(topology.gpus if ranks is None else ranks)
         except BadInput as error:
             why = str(error)
     else:
         why = read["reason"]
-    link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s)
+    names = ", ".join(str(g.get("name")) for g in run.host().get("gpus") or [])
+    link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s, names)
     known = [
         f"latency {link.latency_s * 1e6:.3g} us" if link.latency_s is not None else "latency unknown, counted as 0",
         f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "bandwidth unknown, counted as infinite",

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +24,14 @@ from lib.audit.probes import token_ids
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
 from lib.load import bench_forecast, workloads
-from lib.load.bench_forecast import Forecast, Frozen, depth_id, depth_users
+from lib.load.bench_forecast import Forecast, Frozen, depth_id, depth_users, server_ranks
 from lib.load.client import Request, run_level
 from lib.load.judge import calibrate
 from lib.load.workloads import Workload, requests_per_level
 from lib.params import BenchmarkParams
 from lib.report.progress import progress_bar
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
-from lib.server import gpu_state, telemetry
+from lib.server import telemetry
 from lib.server.remote import calibration_for, load_way
 
 LEVEL_FILE, WARMUP_FILE = "level.jsonl", "warmup.jsonl"
@@ -308,16 +307,6 @@ def expected_s(made: Forecast, name: str, count: int, output_len: int, concurren
     rate = decode.value if decode and decode.value else 20.0 * concurrency**0.7
     prefill = first.value * input_len / max(first.new_tokens, 1) if first and first.value else 0.0
     return count * output_len / rate + count * prefill
-
-
-def server_ranks(server: ServerHandle) -> list[int] | None:
-    """The GPU of each rank of a server, None where it can't be told (then every GPU counts as its own rank)."""
-    if server.attached:
-        return None
-    flags = server.params.flags
-    base, step = (int(str(flags.get(name) or default)) for name, default in (("base_gpu_id", 0), ("gpu_id_step", 1)))
-    inherited = {k: v for k, v in os.environ.items() if k == "CUDA_VISIBLE_DEVICES"}
-    return gpu_state.visible_gpus({**inherited, **server.params.environment}, base, server.tp_size, step)
 
 
 def measure_calibration(run: NotebookRun) -> Path:

@@ -281,14 +281,15 @@ def _steady(view: LevelView) -> Interval:
     if isinstance(view.steady, str):
         return Interval(value=None, reason=view.steady)
     start, end = view.steady
-    per_request = view.steady_tokens
-    mean = stats.bootstrap_mean(per_request)
-    scale = per_request.size / ((end - start) / 1e9)
-    if mean.value is None:
-        return mean
-    low = mean.low * scale if mean.low is not None else None
-    high = mean.high * scale if mean.high is not None else None
-    return Interval(value=mean.value * scale, low=low, high=high, n=per_request.size, reason=mean.reason)
+    tokens, value = view.steady_tokens, float(view.steady_tokens.sum()) / ((end - start) / 1e9)
+    # How long each request was busy inside the window: one that took longer for its tokens must widen the interval.
+    busy = np.array([max(0, min(r["end_ns"], end) - max(r["sent_ns"], start)) / 1e9 for r in view.ok])
+    inside = busy > 0
+    rate = stats.bootstrap_ratio(tokens[inside], busy[inside])
+    if rate.low is None or rate.high is None or not rate.value:
+        return Interval(value=value, n=rate.n, reason=rate.reason or "no token inside the window")
+    scale = value / rate.value
+    return Interval(value=value, low=rate.low * scale, high=rate.high * scale, n=rate.n)
 
 
 def _steady_window(view: LevelView) -> Interval:
@@ -444,7 +445,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "output_tokens", "tokens", "Output tokens of ok requests, as the server counts them.",
         "no request succeeded", "usage / meta_info `completion_tokens`",
-        "bench_serving `total_output_tokens`; its `_retokenized` drops special tokens", "number",
+        "bench_serving `total_output_tokens` on /generate; on OpenAI endpoints, which it does not ask for usage, that is "
+        "the length asked for; `_retokenized` counts the text's tokens anew", "number",
         lambda v: _sum_usage(v, "completion_tokens"),
     ),
     Metric(
@@ -485,7 +487,7 @@ METRICS: tuple[Metric, ...] = (
         "steady_output_tokens_per_s", "tok/s",
         "Output tokens that arrived inside the steady-state window over its length. Closed loop: from when each "
         "slot's first request has its first token, to the first end after the last send. Open loop: from the first "
-        "end to the last arrival.",
+        "end to the last arrival. Its interval resamples requests with the time they were busy inside the window.",
         "ramp and drain overlap (about 2 requests a slot or fewer)", "derived",
         "bench_serving `steady_state_serving` cuts by a concurrency ratio", "number", _steady,
     ),
@@ -532,7 +534,8 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "chunk_gap_s", "s", "Gaps between consecutive token events, pooled over all requests: what a reader sees.",
         "no request has two token events", "`t_us`, `kinds`",
-        "vllm bench, evalscope, bench_serving (OpenAI endpoints) call it ITL; aiperf `inter_chunk_latency`",
+        "vllm bench, evalscope, bench_serving (OpenAI endpoints, unless the server reports an accept length: then over the "
+        "tokens of each chunk's text) call it ITL; aiperf `inter_chunk_latency`",
         "pooled", lambda v: v.gaps, True,
     ),
     Metric(
@@ -552,7 +555,9 @@ METRICS: tuple[Metric, ...] = (
         "token_latency_request_mean_s", "s",
         "(last token event - first) / (tokens after the first event), one value a request.",
         "no request has two token events", "derived",
-        "TPOT of bench_serving, vllm bench; ITL of genai-bench, guidellm, aiperf `inter_token_latency`",
+        "bench_serving TPOT: (last line of the stream - first text) / (tokens - 1), so smaller than this where the first "
+        "event has more than one token, larger by the time of the closing lines; vllm bench TPOT and genai-bench, "
+        "guidellm ITL alike; aiperf `inter_token_latency` subtracts the first chunk's tokens where the server tells them",
         "requests", lambda v: v.column("token_latency_s"), True,
     ),
     Metric(
@@ -660,8 +665,15 @@ def client_verdict(level: Level) -> ClientVerdict:
     rate = events / view.wall_s if view.wall_s else 0.0
     if rate > calibration["chunks_per_s"] * CALIBRATION_HEADROOM:
         reasons.append(f"{rate:.0f} chunks/s, calibrated with {calibration['chunks_per_s']:.0f}")
-    if load["workers"] != calibration["workers"]:
-        reasons.append(f"{load['workers']} workers, calibrated with {calibration['workers']}")
+    used, proved = load["workers"], calibration["workers"]
+    if used > proved:
+        reasons.append(f"{used} workers, calibrated with {proved}")
+    elif used < proved:
+        # A level of fewer streams than workers uses fewer: what each of them carries must have been calibrated.
+        for what, here, there in (("streams", streams, calibration["streams"]), ("chunks/s", rate, calibration["chunks_per_s"])):
+            if here / used > there / proved * CALIBRATION_HEADROOM:
+                each = f"{here / used:.0f} {what} each, calibrated with {proved} and {there / proved:.0f}"
+                reasons.append(f"{used} workers with {each}")
     return ClientVerdict("not_calibrated", tuple(reasons)) if reasons else ClientVerdict("ok", ())
 
 
@@ -917,7 +929,9 @@ def metrics_markdown() -> str:
         "",
         "Times are CLOCK_MONOTONIC, taken when a read returns; an event's time is that of the read with its last byte.",
         "Token counts are the server's (`usage`, `meta_info`), never the number of chunks. Intervals are 95%, by",
-        "bootstrap over requests (repeats where there are any). What cannot be said is a reason,",
+        "bootstrap over requests (repeats where there are any). A percentile in the tail has one from "
+        f"{stats.units_for_percentile(90)} requests on (p90)",
+        f"or {stats.units_for_percentile(99)} (p99): fewer do not reach beyond it. What cannot be said is a reason,",
         "never 0.",
         "",
         "| metric | unit | what it is | no value when | from | other tools |",

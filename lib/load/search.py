@@ -48,12 +48,12 @@ def probe_of(
     """What one measured level says about an SLO (keys of `metrics.goodput`: ttft_s, token_latency_s, e2e_s).
 
     pass: the whole interval of the share of good requests is at or above `good_frac`. fail: all of it is below.
-    undecided: across. invalid: the client was the bottleneck, or nothing was sent.
+    undecided: across. invalid: the client was the bottleneck or not calibrated for the load, or nothing was sent.
     """
     made = metrics.goodput(level, **limits)
     share = made["goodput_frac"]
     summary = metrics.level_summary(level)
-    status, reason = status_of(share, good_frac)
+    status, reason = level_status(level, share, good_frac)
     return Probe(
         load=load, status=status, good_frac=share, goodput_requests_per_s=made["goodput_requests_per_s"],
         output_tokens_per_s=summary["output_tokens_per_s"], path=level.path, reason=reason,
@@ -72,6 +72,14 @@ def status_of(share: Measured, good_frac: float) -> tuple[str, str | None]:
     if high < good_frac:
         return "fail", None
     return "undecided", f"the interval {low:.3f} to {high:.3f} reaches {good_frac:g} from both sides (n = {share.n})"
+
+
+def level_status(level: metrics.Level, share: Measured, good_frac: float) -> tuple[str, str | None]:
+    """The same for a level; invalid where the client has not shown that its times can be believed."""
+    client = metrics.client_verdict(level)
+    if client.status != "ok":
+        return "invalid", f"{client.status}: {'; '.join(client.reasons)}"
+    return status_of(share, good_frac)
 
 
 def highest_load(

@@ -169,20 +169,40 @@ def share_interval(hits: int, count: int) -> Interval:
     return Interval(value=share, low=0.0 if hits == 0 else low, high=1.0 if hits == count else high, n=count)
 
 
+def units_for_percentile(q: float) -> int:
+    """Fewest units of which the most extreme lies beyond the q-th percentile with 97.5%, so that both ends have a bound.
+
+    Example: 6 for the median, 36 for the 90th percentile, 368 for the 99th (0.99**368 is below 0.025).
+    """
+    part = max(q, 100 - q) / 100
+    return math.ceil(math.log((1 - CONFIDENCE) / 2) / math.log(part)) if part < 1 else MIN_UNITS
+
+
 def bootstrap_percentile(values: Sequence[float] | Array, q: float, seed: int = 0) -> Interval:
-    """The q-th percentile over units and its percentile bootstrap interval."""
+    """The q-th percentile over units and its percentile bootstrap interval.
+
+    Without an interval in the tails where even the most extreme value may well lie inside the percentile: resampling
+    cannot go beyond it, so its end would be too near. The reason says how many units are needed. A median of fewer than
+    six keeps its interval, and says how seldom that holds.
+    """
     array = _finite(values, "values of a percentile")
     if not array.size:
         return Interval(value=None, reason="no values")
     value = float(np.percentile(array, q))
-    if array.size < MIN_UNITS:
-        return Interval(value=value, n=array.size, reason=f"no interval from {array.size} unit(s)")
+    needed = units_for_percentile(q)
+    if array.size < MIN_UNITS or (q != 50 and array.size < needed):
+        few = f"no interval from {array.size} unit(s): the {q:g}th percentile needs {max(MIN_UNITS, needed)}"
+        return Interval(value=value, n=array.size, reason=few)
     generator = np.random.default_rng(seed)
     replicates = np.concatenate([
         np.percentile(array[generator.integers(0, array.size, (rows, array.size))], q, axis=1)
         for rows in _row_blocks(array.size)
     ])
-    return _interval(value, replicates, array.size)
+    found = _interval(value, replicates, array.size)
+    if array.size < needed:
+        at_most = 1 - 2 * 0.5**array.size
+        found = found.model_copy(update={"reason": f"from {array.size} units: holds in at most {at_most:.0%}, not 95%"})
+    return found
 
 
 def _row_blocks(size: int) -> list[int]:

@@ -3,7 +3,8 @@
 A decode step reads every weight that its tokens use, each sequence's KV cache and recurrent state, multiplies by them,
 and with tensor parallelism adds up partial results over the interconnect. Reading and multiplying overlap at best
 (the longer one counts), an all-reduce waits for both. What is left out (launches, sampling, scheduling, writes of new
-KV) only makes a real step longer, so each figure is a ceiling on throughput or a floor under time to first token.
+KV) only makes a real step longer, so each figure is a ceiling on throughput or a floor under time to first token: for
+the bandwidth, the products a second and the all-reduce's latency that it names.
 
 Sources: the roofline model (Williams, Waterman, Patterson, CACM 2009); ring all-reduce moves 2 (N - 1) / N of its
 bytes over each link (Patarasuk and Yuan, 2009); rows of the tables name theirs.
@@ -33,30 +34,38 @@ class Device(Record):
     source: str
 
 
-_SHEETS = "NVIDIA data sheet of {}: memory bandwidth, dense 16-bit tensor throughput"
-#: Name as nvidia-smi says it (a pattern; the first that matches counts), bytes/s, dense 16-bit FLOP/s.
-#: Sheets that state sparse throughput are halved. RTX PRO 6000: 1.79 TB/s as the origin case used it; the Server
-#: Edition's memory is clocked lower.
+_SHEETS = "NVIDIA's specification of {} (dense: stated with sparsity, halved)"
+_UNCHECKED = "NVIDIA's specification of {} as remembered, not looked up for this row: check it, or state it in params"
+#: Name as nvidia-smi says it (a pattern; the first that matches counts), bytes/s, dense 16-bit FLOP/s with 32-bit sums.
+#: Where sheets differ (B200: 7.7 and 8 TB/s) the higher figure stands: these are ceilings.
 GPUS: tuple[tuple[str, float, float | None, str], ...] = (
-    (r"\bB300\b|\bGB300\b", 8.0e12, 2.5e15, _SHEETS.format("B300 / GB300")),
-    (r"\bB200\b|\bGB200\b", 8.0e12, 2.25e15, _SHEETS.format("B200 / GB200")),
-    (r"H200 NVL", 4.8e12, 835e12, _SHEETS.format("H200 NVL")),
+    (r"\bGB300\b", 8.0e12, 2.5e15, _SHEETS.format("GB300 NVL72: 576 TB/s, 360 PFLOPS over 72")),
+    (r"\bB300\b", 8.0e12, 2.25e15, _SHEETS.format("HGX B300: 36 PFLOPS over 8, up to 8 TB/s a GPU")),
+    (r"\bGB200\b", 8.0e12, 2.5e15, _SHEETS.format("GB200 NVL72: 8 TB/s, 5 PFLOPS a GPU")),
+    (r"\bB200\b", 8.0e12, 2.25e15, _SHEETS.format("HGX B200: 4.5 PFLOPS, 7.7 to 8 TB/s a GPU")),
+    (r"H200 NVL", 4.8e12, 835e12, _UNCHECKED.format("H200 NVL")),
     (r"\bH200\b", 4.8e12, 989e12, _SHEETS.format("H200 SXM")),
-    (r"H100 NVL", 3.9e12, 835e12, _SHEETS.format("H100 NVL")),
-    (r"H100 PCIe", 2.0e12, 756e12, _SHEETS.format("H100 PCIe")),
-    (r"\bH100\b", 3.35e12, 989e12, _SHEETS.format("H100 SXM")),
-    (r"A100.*80GB.*PCIe|A100 80GB PCIe", 1.935e12, 312e12, _SHEETS.format("A100 80GB PCIe")),
+    (r"H100 NVL", 3.9e12, 835e12, _UNCHECKED.format("H100 NVL")),
+    (r"H100 PCIe", 2.0e12, 756e12, _UNCHECKED.format("H100 PCIe")),
+    (r"\bH100\b.*(SXM|HBM3\b)", 3.35e12, 989e12, _SHEETS.format("H100 SXM")),
+    (r"A100.*80GB.*PCIe|A100.*PCIe.*80GB", 1.935e12, 312e12, _SHEETS.format("A100 80GB PCIe")),
     (r"A100.*80GB", 2.039e12, 312e12, _SHEETS.format("A100 80GB SXM")),
-    (r"\bA100\b", 1.555e12, 312e12, _SHEETS.format("A100 40GB")),
-    (r"RTX PRO 6000 Blackwell Server", 1.597e12, 500e12, _SHEETS.format("RTX PRO 6000 Blackwell Server Edition")),
-    (r"RTX PRO 6000 Blackwell", 1.792e12, 500e12, _SHEETS.format("RTX PRO 6000 Blackwell Workstation Edition")),
+    (r"A100.*40GB", 1.555e12, 312e12, _SHEETS.format("A100 40GB")),
+    (r"RTX PRO 6000 Blackwell Server", 1.597e12, 500e12, _UNCHECKED.format("RTX PRO 6000 Blackwell Server Edition")),
+    (r"RTX PRO 6000 Blackwell Max-Q", 1.792e12, 439e12, _UNCHECKED.format("RTX PRO 6000 Blackwell Max-Q")),
+    (
+        r"RTX PRO 6000 Blackwell Work", 1.792e12, 500e12,
+        _SHEETS.format("RTX PRO 6000 Blackwell Workstation Edition: 1,792 GB/s, 4,000 sparse FP4 TOPS, an eighth of it"),
+    ),
     (r"\bL40S\b", 864e9, 362e12, _SHEETS.format("L40S")),
-    (r"\bL4\b", 300e9, 121e12, _SHEETS.format("L4")),
-    (r"\bA10\b", 600e9, 125e12, _SHEETS.format("A10")),
-    (r"RTX 5090", 1.792e12, 209.5e12, _SHEETS.format("GeForce RTX 5090")),
-    (r"RTX 4090", 1.008e12, 165.2e12, _SHEETS.format("GeForce RTX 4090")),
-    (r"RTX 3090", 936e9, 71e12, _SHEETS.format("GeForce RTX 3090")),
-)
+    (r"\bL4\b", 300e9, 121e12, _UNCHECKED.format("L4")),
+    (r"\bA10\b", 600e9, 125e12, _UNCHECKED.format("A10")),
+    (r"RTX 5090$", 1.792e12, 209.5e12, _SHEETS.format("GeForce RTX 5090: a quarter of 838 sparse with 16-bit sums")),
+    (r"RTX 4090$", 1.008e12, 165.2e12, _UNCHECKED.format("GeForce RTX 4090")),
+    (r"RTX 3090$", 936e9, 71e12, _UNCHECKED.format("GeForce RTX 3090")),
+)  # fmt: skip
+#: A part of a GPU (MIG) has a part of these figures, a laptop's has others: neither is a row.
+_NO_WHOLE_GPU = re.compile(r"\bMIG\b|laptop|max-q design", re.IGNORECASE)
 
 
 def gpu(name: str) -> Device | None:
@@ -65,7 +74,7 @@ def gpu(name: str) -> Device | None:
     Example: `gpu("NVIDIA H200").bandwidth_bytes_per_s` is 4.8e12.
     """
     for pattern, bandwidth, flops, source in GPUS:
-        if re.search(pattern, name, re.IGNORECASE):
+        if re.search(pattern, name.strip(), re.IGNORECASE) and not _NO_WHOLE_GPU.search(name):
             return Device(name=name, bandwidth_bytes_per_s=bandwidth, flops_per_s=flops, source=source)
     return None
 
@@ -277,20 +286,30 @@ class Link(Record):
 
 
 #: Kinds of `nvidia-smi topo -m` -> bytes/s in one direction. NVLink: so much a link, times the number after NV.
-NVLINK_BYTES_PER_S = 25e9
+NVLINK_BYTES_PER_S = {"NVLink 5": 50e9, "NVLink 3 or 4": 25e9}
 PCIE_GEN5_X16_BYTES_PER_S = 63e9
-#: Measured elsewhere; a figure of one host, used where params state none.
+#: Measured elsewhere; figures of one host each, used where params state none.
 PCIE_ALL_REDUCE_LATENCY_S = 205e-6
+NVLINK_ALL_REDUCE_LATENCY_S = 6e-6
+_HAS_NVLINK_5 = re.compile(r"\bG?B(100|200|300)\b", re.IGNORECASE)
 
 
-def link_of(kind: str | None, ranks: int, latency_s: float | None = None, bytes_per_s: float | None = None) -> Link:
+def link_of(
+    kind: str | None,
+    ranks: int,
+    latency_s: float | None = None,
+    bytes_per_s: float | None = None,
+    gpu_name: str = "",
+) -> Link:
     """The interconnect's row for a kind of connection; what params state counts before the table.
 
-    NVLink 3 and 4 move 25 GB/s a link and direction. PCIe is taken as Gen5 x16, the fastest that such a host has. NCCL's
-    all-reduce of a decode step over eight PCIe GPUs took 205 us on one host; for NVLink no latency is stated here.
+    NVLink moves 25 GB/s a link and direction, from Blackwell's data centre GPUs on 50. PCIe is taken as Gen5 x16, the
+    fastest that such a host has. NCCL's all-reduce of a decode step over eight PCIe GPUs took 205 us on one host; a small
+    one over NVLink (two H100, CUDA graph) about 6 us. Kernels of a server's own can be faster: a ceiling computed with
+    these holds for these, so state what your host measures.
 
-    Source: NVIDIA's NVLink page (900 GB/s both ways over 18 links); PCIe 5.0 x16; SGLang 0.5.23
-    `distributed/device_communicators/pcie_ipc_ar.py` (its docstring).
+    Source: NVIDIA's NVLink page (900 GB/s both ways over 18 links, 1.8 TB/s with NVLink 5); PCIe 5.0 x16; SGLang 0.5.23
+    `distributed/device_communicators/pcie_ipc_ar.py` (its docstring); NVIDIA/nccl issue #1259 (NCCL 2.20.5).
     """
     table: tuple[float | None, float | None, str] = (
         None,
@@ -298,13 +317,19 @@ def link_of(kind: str | None, ranks: int, latency_s: float | None = None, bytes_
         "no figure for this connection (set allreduce_latency_s)",
     )
     if kind and kind.startswith("NV") and kind[2:].isdigit():
-        table = (None, int(kind[2:]) * NVLINK_BYTES_PER_S, "NVIDIA: 25 GB/s a link and direction; latency not stated")
+        generation = "NVLink 5" if _HAS_NVLINK_5.search(gpu_name) else "NVLink 3 or 4"
+        each = NVLINK_BYTES_PER_S[generation]
+        table = (
+            NVLINK_ALL_REDUCE_LATENCY_S,
+            int(kind[2:]) * each,
+            f"{generation}: {each / 1e9:g} GB/s a link and direction; NCCL on two H100: 6 us (NVIDIA/nccl #1259), not this host",
+        )
     elif kind in _ORDER[1:]:
         latency = PCIE_ALL_REDUCE_LATENCY_S if ranks > 2 else None
         table = (
             latency,
             PCIE_GEN5_X16_BYTES_PER_S,
-            "PCIe 5.0 x16; NCCL on one 8-GPU host: 205 us (SGLang 0.5.23 source)",
+            "PCIe 5.0 x16; NCCL on one 8-GPU host: 205 us (SGLang 0.5.23 source), not this host",
         )
     stated = latency_s is not None or bytes_per_s is not None
     return Link(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from faulty_server import faulty_server
 
 from lib.cli import main
+from lib.cli.bench import WITH_ENDS
 from lib.load import judge
 
 
@@ -52,6 +54,17 @@ def test_two_levels(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert Path(level["record"]).exists()
     text = capsys.readouterr().out
     assert "not_calibrated" in text and "tok/s/req" in text
+    ends = [line for line in text.splitlines() if "95% intervals: " in line]
+    assert len(ends) == 2
+    for line, level in zip(ends, made["levels"], strict=True):
+        for name, key, scale in WITH_ENDS:
+            figure = level["metrics"][key]
+            if "value" not in figure:
+                assert figure["reason"] in text
+            elif "low" in figure:
+                assert f"{name} {figure['low'] * scale:.4g} to {figure['high'] * scale:.4g} (n = {figure['n']})" in line
+            else:
+                assert f"{name}: none ({figure['reason']}, n = {figure['n']})" in line
 
 
 @pytest.mark.parametrize("dataset", ["code", "random-ids", "repeating", "chat", "shared-prefix"])
@@ -164,25 +177,52 @@ def test_messages_in_a_file_go_to_chat(url: str, tmp_path: Path) -> None:
         assert loaded(out)["api"] == "chat" and loaded(out)["levels"][0]["failures"] == {}
 
 
+@pytest.fixture
+def calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A calibration that covers these tests' loads (the real one is in test_judge)."""
+    covers = {"status": "ok", "reasons": [], "streams": 1024, "chunks_per_s": 1e6, "workers": 1}
+    monkeypatch.setattr(judge, "calibrate", lambda *_, **__: covers)
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_goodput_and_ramp(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--slo gives the share of good requests with its interval and status; --ramp a timeline."""
     out = tmp_path / "b.json"
     how = ["--slo", "ttft=5,tpot=5,e2e=9", "--ramp", "0.2", "--num-requests", "12", "--json", str(out)]
-    assert bench("--base-url", url, "--concurrency", "3", *how, *SMALL) == 0
+    assert main(["bench", "--base-url", url, "--concurrency", "3", *how, *SMALL]) == 0
     (made,) = loaded(out)["levels"]
+    assert made["slo_status"] == "undecided"
     assert made["goodput"]["goodput_frac"]["value"] == 1.0 and made["goodput"]["goodput_frac"]["low"] < 1.0
     assert len(made["timeline"]) == 20 and "undecided" in capsys.readouterr().out
 
 
+def test_without_a_calibration_there_is_no_slo_verdict(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The share is shown, pass or fail is not; a search, which is such a verdict, is refused."""
+    out = tmp_path / "b.json"
+    how = ["--base-url", url, "--slo", "ttft=5", "--num-requests", "80", "--json", str(out), *SMALL]
+    assert bench(*how, "--concurrency", "4") == 0
+    (made,) = loaded(out)["levels"]
+    assert made["goodput"]["goodput_frac"]["value"] == 1.0 and made["slo_status"] == "invalid"
+    assert "not_calibrated" in made["slo_reason"]
+    text = capsys.readouterr().out
+    assert "a second: no verdict" in text and ": pass" not in text
+    assert bench(*how, "--concurrency", "4", "--search", "8", "--overwrite") == 2
+    assert "--no-calibration" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_search(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--search prints a bracket and every probe with its record; a limit that is never met gives no lower end."""
     out = tmp_path / "b.json"
     how = ["--num-requests", "80", "--json", str(out), *SMALL]
-    assert bench("--base-url", url, "--concurrency", "4", "--slo", "ttft=5", "--search", "8", *how) == 0
+    assert main(["bench", "--base-url", url, "--concurrency", "4", "--slo", "ttft=5", "--search", "8", *how]) == 0
     found = loaded(out)["search"]
     assert (found["low"], found["high"]) == (8.0, None) and all(Path(p["path"]).exists() for p in found["probes"])
     assert "at least 8, below an end not found" in capsys.readouterr().out
-    assert bench("--base-url", url, "--concurrency", "2", "--slo", "ttft=0.0001", "--search", "8", *how, "--overwrite") == 0
+    never = ["--concurrency", "2", "--slo", "ttft=0.0001", "--search", "8", "--overwrite"]
+    assert main(["bench", "--base-url", url, *never, *how]) == 0
     assert loaded(out)["search"]["low"] is None
 
 
@@ -194,6 +234,7 @@ def test_find_knee(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert [x["concurrency"] for x in made["levels"]][:3] == [1, 2, 4] and made["knee"]["what"] == "knee"
     text = capsys.readouterr().out
     assert "knee: between" in text and "steady state from" in text
+    assert "no verdict: the client was not_calibrated" in text and "no verdict" in made["knee"]["reason"]
 
 
 def test_repeats_and_a_against_b(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,6 +277,73 @@ def test_a_run_is_continued_or_refused(url: str, tmp_path: Path, capsys: pytest.
     out.write_text("[]")
     assert bench(*how) == 2 and "--overwrite" in capsys.readouterr().err
     assert bench(*how, "--overwrite") == 0
+
+
+def test_a_run_with_other_prompts_or_another_model_is_not_continued(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The options are the same, but the data set's content or what the server serves is not: refused, not mixed."""
+    text, out = tmp_path / "t.jsonl", tmp_path / "b.json"
+    text.write_text("".join(json.dumps({"prompt": f"one {i}"}) + "\n" for i in range(20)))
+    how = ["--base-url", url, "--concurrency", "1,2", "--json", str(out), "--output-len", "4", "--dataset", str(text)]
+    assert bench(*how) == 0
+    text.write_text("".join(json.dumps({"prompt": f"two {i}"}) + "\n" for i in range(20)))
+    assert bench(*how) == 2 and "prompts: " in capsys.readouterr().err
+    text.write_text("".join(json.dumps({"prompt": f"one {i}"}) + "\n" for i in range(20)))
+    assert bench(*how) == 0
+    record = Path(loaded(out)["levels"][1]["record"])
+    header, *rest = record.read_text().splitlines()
+    record.write_text("\n".join([json.dumps(json.loads(header) | {"model": "before"}), *rest]) + "\n")
+    capsys.readouterr()
+    assert bench(*how) == 2 and "model: before there, judge now" in capsys.readouterr().err
+
+
+def test_levels_of_a_dead_server_are_measured_again(tmp_path: Path) -> None:
+    """The server dies in the first level; when it is back, the same command measures what it had not."""
+    out = tmp_path / "b.json"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    how = ["--base-url", url, "--model", "judge", "--concurrency", "1", "--num-requests", "40", "--json", str(out), *SMALL]
+    assert bench(*how) == 1
+    gone = loaded(out)["levels"][0]
+    assert gone["stopped"] == "server_gone" and set(gone["failures"]) == {"connection_refused"}
+    assert gone["failures"]["connection_refused"] + gone["unsent"] == 40
+    with judge.running_judge(judge.Plan(step_s=0.001, first_min_s=0.001, first_max_s=0.002)) as running:
+        content = loaded(out)
+        content["settings"]["base_url"] = running.base_url
+        out.write_text(json.dumps(content))
+        assert bench("--base-url", running.base_url, *how[2:]) == 0
+    assert loaded(out)["levels"][0]["failures"] == {} and len(loaded(out)["levels"]) == 1
+
+
+def test_progress_says_where_a_level_is_and_how_long_it_lasts(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a terminal a line now and then: level, done, in flight, seconds left of this level and of all."""
+    monkeypatch.setattr("lib.cli.bench.PROGRESS_LINE_S", 0.0)
+    how = ["--concurrency", "1,2", "--num-requests", "12", "--input-len", "16", "--output-len", "40"]
+    assert bench("--base-url", url, *how) == 0
+    lines = re.findall(
+        r"^(\d)/2 concurrency-(\d): (\d+) of 12 done, (\d+) in flight(?:, about (\d+) s left(?:, (\d+) s for all levels)?)?$",
+        capsys.readouterr().err, re.M,
+    )  # fmt: skip
+    assert {line[0] for line in lines} == {"1", "2"}
+    assert all(int(line[3]) <= int(line[1]) and int(line[2]) <= 12 for line in lines)
+    timed = [line for line in lines if line[4]]
+    assert timed and all(int(line[4]) <= 10 for line in timed)
+    # The first level knows of the second, the last one has nothing after it.
+    assert any(line[5] for line in timed if line[0] == "1") and not any(line[5] for line in timed if line[0] == "2")
+
+
+def test_progress_on_a_terminal_stays_on_one_line(
+    url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal each report starts with a carriage return and ends no line."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    how = ["--concurrency", "1", "--num-requests", "6", "--input-len", "16", "--output-len", "60"]
+    assert bench("--base-url", url, *how) == 0
+    shown = capsys.readouterr().err
+    assert "\r1/1 concurrency-1: " in shown and "\n" not in shown
 
 
 def test_a_level_that_fails_is_kept_and_the_next_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,6 +118,26 @@ def test_the_origin_on_eight_gpus_over_pcie() -> None:
     assert faster and faster.binds == "weights" and "stated in params" in stated.inputs["all-reduces"]
 
 
+@pytest.mark.parametrize(
+    ("visible", "flags", "attached", "kind"),
+    [
+        (None, {}, False, "PIX"), ("0,1", {}, False, "PIX"), ("0,2", {}, False, "NODE"), ("3,0", {}, False, "SYS"),
+        (None, {"base_gpu_id": 1}, False, "NODE"), (None, {"gpu_id_step": 2}, False, "NODE"), ("GPU-ab,GPU-cd", {}, False, "SYS"),
+        (None, {}, True, "SYS"),
+    ],
+)  # fmt: skip
+def test_the_connection_is_that_of_the_gpus_the_server_runs_on(
+    visible: str | None, flags: dict[str, Any], attached: bool, kind: str
+) -> None:
+    """CUDA_VISIBLE_DEVICES, base_gpu_id and gpu_id_step choose the pair; where it is not known, the host's slowest."""
+    run = Run(SMOLLM2, EIGHT, {"tensors": SMOLLM2_TENSORS, "topology": {"text": TOPO_8, "reason": None}})
+    server = handle(tp=2, attached=attached, **flags)
+    if visible is not None:
+        server.params.environment["CUDA_VISIBLE_DEVICES"] = visible
+    link, _ = bench_forecast.link_for(run, server)  # type: ignore[arg-type]
+    assert link is not None and link.kind == kind
+
+
 def test_the_kv_cache_of_eight_ranks_is_that_of_the_memory_formula() -> None:
     """The bytes read are those that the pool holds: 15 layers x 1 head x 512 x 2 B."""
     config = json.loads(json.dumps(ORIGIN))

@@ -70,7 +70,7 @@ EXPECTED = {
 }
 
 
-HOW_SENT = [("completions", 1), ("completions", 2), ("chat", 1), ("generate", 1), ("generate", 2)]
+HOW_SENT = [(api, workers) for api in ("completions", "chat", "generate") for workers in (1, 2)]
 
 
 def expected_of(name: str, api: str) -> str | None:
@@ -163,31 +163,33 @@ def test_a_good_answer_is_read_whole_however_it_is_cut(api: str, name: str, tmp_
     assert (metrics.cached_tokens(record) == 3) == (api == "generate")
 
 
-def test_all_faults_at_once_are_conserved(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("api", "workers"), HOW_SENT)
+def test_all_faults_at_once_are_conserved(api: str, workers: int, tmp_path: Path) -> None:
     """Sent = ok + failed by cause, each request once, in a shuffled mix of everything at concurrency 8."""
     names = [n for n in EXPECTED for _ in range(3)] + ["ok"] * 40
     random.Random(7).shuffle(names)
     with faulty_server(gap_s=0.003) as server:
-        level = send(server, names, tmp_path, concurrency=8)
+        level = send(server, names, tmp_path, api=api, workers=workers, concurrency=8)
     expected: dict[str, int] = {}
     for name in names:
-        if cause := EXPECTED[name]:
+        if cause := expected_of(name, api):
             expected[cause] = expected.get(cause, 0) + 1
     assert metrics.failures(level) == dict(sorted(expected.items()))
     summary = metrics.level_summary(level)
-    good = sum(EXPECTED[n] is None for n in names)
+    good = sum(expected_of(n, api) is None for n in names)
     assert summary["requests_ok"].value == good and summary["output_tokens"].value == good * TOKENS
     assert summary["requests_ok"].value + sum(expected.values()) == level.header["sent"] == len(names)
     assert sorted(r["i"] for r in level.requests) == list(range(len(names)))
     assert sum(server.seen.values()) == len(names)
 
 
-def test_connection_refused_ends_the_level_and_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("api", "workers"), HOW_SENT)
+def test_connection_refused_ends_the_level_and_is_counted(api: str, workers: int, tmp_path: Path) -> None:
     """Nobody listens: every try is connection_refused, the rest is not sent, and the record says why."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    level = send(f"http://127.0.0.1:{port}", ["ok"] * 200, tmp_path)
-    assert set(metrics.failures(level)) == {"connection_refused"}
+    level = send(f"http://127.0.0.1:{port}", ["ok"] * 200, tmp_path, api=api, workers=workers)
+    assert metrics.failures(level) == {"connection_refused": level.header["sent"]}
     assert level.header["stopped"] == "server_gone"
     assert 0 < level.header["sent"] < 200 == level.header["planned"]
     summary = metrics.level_summary(level)
@@ -195,16 +197,18 @@ def test_connection_refused_ends_the_level_and_is_counted(tmp_path: Path) -> Non
     assert summary["requests_ok"].value == 0
 
 
-def test_a_server_that_dies_under_load(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("api", "workers"), HOW_SENT)
+def test_a_server_that_dies_under_load(api: str, workers: int, tmp_path: Path) -> None:
     """After 30 answers it is gone: what it answered stays ok, the rest has causes, and all is accounted for."""
     with faulty_server() as server:
         server.die_after = 30
-        level = send(server, ["ok"] * 300, tmp_path, concurrency=8)
+        level = send(server, ["ok"] * 300, tmp_path, api=api, workers=workers, concurrency=8)
     causes = metrics.failures(level)
     good = sum(r["failure"] is None for r in level.requests)
     assert 15 <= good <= 30
     assert set(causes) <= {"reset_mid_stream", "reset_before_response", "connection_refused", "closed_before_response"}
     assert good + sum(causes.values()) == level.header["sent"] and level.header["stopped"] == "server_gone"
+    assert len({r["i"] for r in level.requests}) == level.header["sent"] < 300 == level.header["planned"]
 
 
 @pytest.mark.parametrize("api", ["completions", "generate"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -280,6 +281,12 @@ def test_a_client_that_was_the_bottleneck_gives_no_latency(worker: dict[str, Any
 COVERS = {"status": "ok", "reasons": [], "streams": 9, "chunks_per_s": 9e9, "workers": 1}
 
 
+def test_a_level_of_fewer_workers_than_calibrated_is_covered_if_each_carries_no_more() -> None:
+    """`--workers 4 --concurrency 1,64`: one stream needs one process, and each of four was calibrated with 16."""
+    four = COVERS | {"streams": 64, "chunks_per_s": 4000.0, "workers": 4}
+    assert metrics.client_verdict(level(NORMAL, calibration=four)).status == "ok"
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -287,7 +294,9 @@ COVERS = {"status": "ok", "reasons": [], "streams": 9, "chunks_per_s": 9e9, "wor
         ({"calibration": {"status": "client_bound", "reasons": ["TTFT off"]}}, "TTFT off"),
         ({"calibration": COVERS | {"streams": 1}}, "2 streams"),
         ({"calibration": COVERS | {"chunks_per_s": 1.0}}, "chunks/s"),
-        ({"calibration": COVERS | {"workers": 2}}, "1 workers"),
+        ({"calibration": COVERS | {"streams": 2, "workers": 2}}, "1 workers with 2 streams each, calibrated with 2 and 1"),
+        ({"calibration": COVERS | {"chunks_per_s": 10.0, "workers": 2}}, "1 workers with 8 chunks/s each"),
+        ({"calibration": COVERS, "load": {"workers": 2}}, "2 workers, calibrated with 1"),
     ],
 )
 def test_without_a_calibration_for_this_load_there_is_no_verdict(change: dict[str, Any], part: str) -> None:
@@ -384,3 +393,22 @@ def test_docs_are_generated_and_complete() -> None:
     text = metrics.metrics_markdown()
     assert all(f"`{name}`" in text for name in FAILURES)
     assert (Path(__file__).parents[2] / "docs" / "metrics.md").read_text() == text
+
+
+def test_the_steady_rates_interval_covers_the_rate_of_slow_and_fast_requests() -> None:
+    """One slot, ten tokens each, half the requests twice as slow: over 60 runs the interval covers the long-run rate.
+
+    Resampling token sums alone would give next to no width, because every request has the same number of tokens.
+    """
+    covered = 0
+    for seed in range(60):
+        slow = np.random.default_rng(seed).random(40) < 0.5
+        rows, at = [], 0.0
+        for i, is_slow in enumerate(slow):
+            gap = 0.2 if is_slow else 0.1
+            rows.append(record(i, at, at, [gap * (k + 1) for k in range(10)], at + 10 * gap))
+            at += 10 * gap
+        got = metrics.level_summary(level(rows, concurrency=1))["steady_output_tokens_per_s"]
+        assert got.low is not None and got.high is not None
+        covered += got.low <= 10 / 1.5 <= got.high
+    assert covered >= 50

@@ -147,3 +147,21 @@ def test_pooled_interval_resamples_requests_not_gaps() -> None:
     assert few.value == 1.5 and few.low is None and few.reason
     zero = stats.pooled_interval(np.zeros(30), np.arange(30), 99)
     assert (zero.value, zero.low, zero.high) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("q", "needed"), [(90, 36), (99, 368), (10, 36)])
+def test_a_tail_has_no_interval_from_few_units(q: float, needed: int) -> None:
+    """Below so many units the true percentile lies beyond all of them too often: no interval, and the reason says how many."""
+    assert stats.units_for_percentile(q) == needed
+    generator = np.random.default_rng(3)
+    few = stats.bootstrap_percentile(generator.normal(size=needed - 1), q)
+    assert few.value is not None and few.low is None and f"needs {needed}" in str(few.reason)
+    enough = stats.bootstrap_percentile(generator.normal(size=needed), q)
+    assert enough.low is not None and enough.high is not None and enough.low < enough.value < enough.high  # type: ignore[operator]
+
+
+def test_a_median_of_few_says_how_seldom_its_interval_holds() -> None:
+    """Three values enclose the median in 75% of cases, not 95: 1 - 2 x (1/2)**3."""
+    few = stats.bootstrap_percentile([1.0, 2.0, 3.0], 50)
+    assert few.low is not None and "at most 75%" in str(few.reason)
+    assert stats.bootstrap_percentile(list(range(6)), 50).reason is None
