@@ -331,17 +331,10 @@ class Bench:
             good = metrics.goodput(level, **self.limits)
             result["goodput"] = _plain(good)
             share = good["goodput_frac"]
-<<<<<<< HEAD
-            status = search.status_of(share, self.args.good_frac)[0]
-            print(
-                f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {status}"
-            )
-=======
             status, why = search.level_status(level, share, self.args.good_frac)
             result["slo_status"], result["slo_reason"] = status, why
             words = "no verdict" if status == "invalid" else status
             print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {words}")
->>>>>>> s2/r4
         if self.args.ramp:
             result["timeline"] = _plain(metrics.timeline(level))
         if level.header["stopped"] == "interrupted":
