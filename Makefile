@@ -31,9 +31,9 @@ lab: ## JupyterLab on the notebooks, reachable from this machine only
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
-test: ## set up, then all tests, also those against a real server
+test: ## set up, then all tests, also those against real servers, hosts and a browser
 	$(SETUP) all
-	@$(BIN)/python -m pytest
+	@tests/all.sh $(BIN)/python
 
 check: ## ruff, mypy, generated docs, structure of the notebooks
 	$(SETUP) notebooks
