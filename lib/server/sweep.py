@@ -648,16 +648,17 @@ def _facts(run: NotebookRun, params: SweepParams, trial: Planned, reference: Pla
     decoded, its_decoded = (_raw(run, t, "decode", "decode.json") for t in (trial, reference))
     values["decode_gap"] = gate.decode_gap(decoded) if decoded else None
     values["decode_gap_reference"] = gate.decode_gap(its_decoded) if its_decoded else None
+    values["failed"] = values.get("failed") or _refused_pieces(run, trial)
     if decoded and not values["garbage"]:
-        problem = score_problem(decoded["answer"]["logprobs"], 0)
-        if problem and problem.startswith("NaN"):
-            values |= {"garbage": f"its continuation: {problem}", "garbage_by": "decode"}
-        elif decoded["answer"]["error"]:
-            values["failed"] = values.get("failed") or decoded["answer"]["error"]
+        wrong, failed = gate.continuation_faults(decoded, its_decoded if trial.id != reference.id else None)
+        if wrong:
+            values |= {"garbage": wrong, "garbage_by": "decode"}
+        values["failed"] = values["failed"] or failed
     loaded, its_loaded = (_raw(run, t, "load", "load.json") for t in (trial, reference))
     if loaded:
         wrong, failed, _ = gate.load_faults(loaded, expect, answer.text if answer else None)
         values |= {"load_garbage": wrong, "load_failed": failed, "load": _loaded(scores, loaded)}
+        values["load_decode_gap"] = gate.load_decode_gap(loaded)
         values["load_reference"] = _loaded(base, its_loaded) if its_loaded else None
     if failed := _speed_failures(run, params, trial):
         values["load_failed"] = values.get("load_failed") or failed
@@ -750,6 +751,15 @@ def _garbage(answer: Answer | None, its: Answer | None, trial: Planned, run: Not
         if row["error"] is None and (problem := score_problem(row["logprobs"])):
             return f"scoring real text: {problem}", "scores"
     return None, "answer"
+
+
+def _refused_pieces(run: NotebookRun, trial: Planned) -> str | None:
+    """Pieces of text whose scoring was refused: what the others say is no proof for these."""
+    for name in ("scores", "again"):
+        raw = _raw(run, trial, name, "scores.json") or []
+        if errors := [row["error"] for row in raw if row["error"]]:
+            return f"{_doing(name)}, {len(errors)} of {len(raw)} pieces failed; first: {errors[0]}"
+    return None
 
 
 def _scores(run: NotebookRun, trial: Planned, name: str = "scores") -> list[Piece]:
