@@ -244,7 +244,11 @@ BOTH = {"prefill_attention_backend": "fa3", "decode_attention_backend": "triton"
 @pytest.mark.parametrize(
     ("asked", "base", "convicted"),
     [
-        ({"attention_backend": "fa3", **BOTH}, {"attention_backend": "triton", **BOTH}, False),  # overruled in both places
+        (
+            {"attention_backend": "fa3", **BOTH},
+            {"attention_backend": "triton", **BOTH},
+            False,
+        ),  # overruled in both places
         ({"attention_backend": "fa3"}, {"attention_backend": "triton"}, True),
         ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "bfloat16"}, False),  # two names of one thing
         ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, True),
