@@ -133,9 +133,7 @@ def free_port() -> int:
         port = random.SystemRandom().randrange(20000, 32000)  # below the kernel's range of outgoing ports
         if _can_bind(port) and _can_bind(port + 10000):
             return port
-    raise HostError(
-        "two free TCP ports, P and P + 10000, between 20000 and 42000", "none in 200 tries", "end what holds them"
-    )
+    raise HostError("two free TCP ports, P and P + 10000, between 20000 and 42000", "none in 200 tries", "end what holds them")
 
 
 def _can_bind(port: int) -> bool:
@@ -152,9 +150,9 @@ def port_owner(port: int) -> ProcessId | None:
     wanted = {f"socket:[{inode}]" for inode in _listeners(port)}
     for pid in psutil.pids() if wanted else []:
         with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
+            for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
-                    if os.readlink(entry.path) in wanted:
+                    if str(entry.readlink()) in wanted:
                         return process_id(pid)
     return None
 

@@ -6,8 +6,8 @@ import ast
 import os
 import re
 import shlex
-import subprocess
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path

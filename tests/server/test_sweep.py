@@ -99,7 +99,8 @@ def test_reasons_say_what_was_seen(swept: sweep.Sweep) -> None:
     words = {
         "off": "0.2", "nan": "NaN", "decode": "its own prefill", "race": "right alone", "race-short": "worst piece",
         "silent-load": "0.0 CPU cores in use", "compiles-load": "still compiling", "dies-load": "illegal memory access",
-        "refuses-load": "500", "refuses-long": "1 of 4 pieces failed", "race-decode": "from its own prefill at rest", "hangs": "loading weights", "compiles": "announces a compilation",
+        "refuses-load": "500", "refuses-long": "1 of 4 pieces failed",
+        "race-decode": "from its own prefill at rest", "hangs": "loading weights", "compiles": "announces a compilation",
         "no-amx": "torch_native runs; /server_info still says triton",
         "same": "attention_backend=other (/server_info repeats other) had no effect",
         "flashinfer": "exit code 1",
