@@ -343,6 +343,7 @@ class Facts(Record):
     load_decode_gap: float | None = None
     ignored: str | None = None
     same_bits: str | None = None
+    same_bits_of: str | None = None
     client: str | None = None
     said: str = ""
 

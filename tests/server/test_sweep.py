@@ -119,6 +119,9 @@ def test_every_failure_quotes_a_line_that_is_in_the_log(swept: sweep.Sweep, plac
             if evidence.quote:
                 assert evidence.quote.strip() in file.read_text().split("\n")[(evidence.line or 0) - 1]
     assert "fallback" in (trial(swept, "no-amx").evidence[0].quote or "")
+    assert [e.path.split("/raw/02/")[-1].removeprefix("raw/02/") for e in trial(swept, "same").evidence[:2]] == [
+        "same/scores/scores.json", "ref/scores/scores.json",
+    ]  # fmt: skip
     assert trial(swept, "nan").evidence[0].path.endswith("nan/scores/scores.json")
     assert trial(swept, "decode").evidence[0].path.endswith("decode/decode/decode.json")
     assert "illegal memory access" in (trial(swept, "dies-load").evidence[0].quote or "")
