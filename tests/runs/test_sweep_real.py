@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from lib.params import load_profile
-from lib.server import launch as launching
 from lib.server import holders, sweep, watching
+from lib.server import launch as launching
 from lib.server.spec import resolve_model, resolve_python
 from tests.conftest import TINY
 from tests.server.sweeping import Place, interrupted, outcomes_of
