@@ -262,8 +262,8 @@ def test_wrong_answers_ignored_parameters_and_a_loop_are_found(quick: Callable[.
     """A server whose verification changes tokens, ignores parameters, samples otherwise and ends in '!!!!' (S4)."""
     result = quick(
         {
-            "base_s": 0.004,
-            "cycle_s": 0.006,
+            "base_s": 0.002,
+            "cycle_s": 0.002,
             "answers": "wrong",
             "parameters": "ignored",
             "sampled": "other",
