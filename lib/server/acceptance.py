@@ -64,6 +64,10 @@ def _whole(value: Any) -> int | None:
     return None if value is None else int(value)
 
 
+#: Steps beyond the tokens of a request that an overlapped schedule may still run after its end.
+SPARE_STEPS = 2
+
+
 def contradictions(counts: SpecCounts, drafts_per_step: int | None = None) -> list[str]:
     """What cannot be true of one request's counts; empty where nothing contradicts them.
 
@@ -85,6 +89,8 @@ def contradictions(counts: SpecCounts, drafts_per_step: int | None = None) -> li
         found.append(f"{correct} of {counts.proposed_drafts} proposed drafts were accepted")
     if counts.retractions:
         return found  # a retracted request counts its steps anew
+    if steps > counts.completion_tokens + SPARE_STEPS:
+        found.append(f"{steps} steps for {counts.completion_tokens} tokens, and each step gives one at least")
     most = 1 + steps * (1 + drafts_per_step) if drafts_per_step is not None else None
     if correct is not None:
         most = 1 + steps + correct

@@ -118,6 +118,7 @@ def ask_under_load(
     """Keeps `concurrency` requests of mixed kinds and lengths in flight until all are answered (load.json).
 
     Each round scores every piece, asks the known answer as often, and continues pieces by 8 to 48 tokens, all shuffled.
+    At rest again, what was continued is scored by prefill.
     """
     chosen = random.Random(seed)
     jobs: list[dict[str, Any]] = []
@@ -144,7 +145,7 @@ def ask_under_load(
             found = _score(control, job["key"], job["ids"], timeout_s)
         else:
             source = {"text": prompt} if job["kind"] == "answer" else {"input_ids": job["ids"]}
-            found = _generate(control, source, job["tokens"], timeout_s)
+            found = {"asked": job.get("ids"), **_generate(control, source, job["tokens"], timeout_s)}
         control.session.close()
         if found["timed_out"]:
             given_up.set()
@@ -152,9 +153,19 @@ def ask_under_load(
 
     with ThreadPoolExecutor(concurrency) as pool:
         answered = list(pool.map(one, jobs))
+    if not any(row["timed_out"] for row in answered):
+        _rescore(server, answered, timeout_s)
     record = {"concurrency": concurrency, "in_flight_max": in_flight_max(answered), "requests": answered}
     local.write_atomic(folder / "load.json", json.dumps(record))
     _raise_if_silent(server, folder, answered, timeout_s)
+
+
+def _rescore(server: Answering, answered: Sequence[dict[str, Any]], timeout_s: float) -> None:
+    """Scores what was continued under load by prefill, alone: what decoding claimed there must hold at rest."""
+    flush(server.control)
+    for row in answered:
+        if row["kind"] == "continue" and row["error"] is None and row["ids"]:
+            row["rescored"] = _score(server.control, "own", [*row["asked"], *row["ids"]], timeout_s)
 
 
 def _raise_if_silent(server: Answering, folder: Path, rows: Sequence[dict[str, Any]], timeout_s: float) -> None:
@@ -230,10 +241,44 @@ def _sha(ids: Sequence[int]) -> str:
 
 def decode_gap(raw: dict[str, Any]) -> float | None:
     """Mean |log-probability by decoding - by prefill| over a server's own continuation; None where either is missing."""
-    answer, again = raw["answer"], raw["rescored"]
+    return _gap(raw["asked"], raw["answer"], raw["rescored"])
+
+
+def load_decode_gap(raw: dict[str, Any]) -> float | None:
+    """The largest such mean over the continuations that were made under load; None where none can be compared."""
+    gaps = [
+        _gap(r["asked"], r, r["rescored"]) for r in raw["requests"] if r["kind"] == "continue" and r.get("rescored")
+    ]
+    return max((g for g in gaps if g is not None), default=None)
+
+
+def continuation_faults(raw: dict[str, Any], its: dict[str, Any] | None) -> tuple[str | None, str | None]:
+    """What a continuation alone shows by itself: (garbage, a request that failed).
+
+    Args:
+        raw: decode.json.
+        its: the reference's; a sign that it has too says nothing.
+    """
+    for what, part in (("its continuation", raw["answer"]), ("scoring its continuation", raw["rescored"])):
+        if part is not None and part["error"]:
+            return None, f"{what}: {part['error']}"
+    if not raw["answer"]["ids"]:
+        return "its continuation is empty", None
+    for what, name, first in (("its continuation", "answer", 0), ("its own continuation by prefill", "rescored", 1)):
+        problem = score_problem((raw[name] or {}).get("logprobs") or [], first)
+        also = score_problem(((its or {}).get(name) or {}).get("logprobs") or [], first)
+        if problem and (problem.startswith("NaN") or problem != also):
+            return f"{what}: {problem}", None
+    sign = degenerate(raw["answer"]["text"], raw["answer"]["ids"])
+    if sign and its is not None and degenerate(its["answer"]["text"], its["answer"]["ids"]) is None:
+        return f"its continuation is degenerate: {sign} ({raw['answer']['text'][:40]!r})", None
+    return None, None
+
+
+def _gap(asked: Sequence[int], answer: dict[str, Any], again: dict[str, Any] | None) -> float | None:
     if again is None or again["error"] or score_problem(again["logprobs"]) or score_problem(answer["logprobs"], 0):
         return None
-    own = again["logprobs"][len(raw["asked"]) :]
+    own = again["logprobs"][len(asked) :]
     pairs = list(zip(answer["logprobs"], own, strict=True))
     return sum(abs(a - b) for a, b in pairs) / len(pairs) if pairs else None
 

@@ -107,21 +107,23 @@ def reference_rows(axes: Sequence[str] = ()) -> list[dict[str, Any]]:
 EVIDENCE: dict[str, str] = {
     "works": "known answer right, log-probabilities within the limit of the reference's (its own noise added), decoding "
     "agrees with its own prefill, the same under concurrent mixed-length load, nothing in its log contradicts a flag",
-    "crashes": "exit code, phase and the root cause's line in its log; or it died, or refused requests, while serving",
+    "crashes": "exit code, phase and the root cause's line in its log; or it died, or refused requests (one piece of text is "
+    "enough), while serving",
     "hangs": "no new byte in its log for `quiet_timeout_s` while nothing compiles (watch.jsonl: log, CPU seconds, "
     "compilers, once a second); or a request without an answer for `answer_timeout_s`",
-    "garbage": "the known answer is wrong; NaN, all zeros or all alike in log-probabilities; an empty or degenerate answer "
-    "that the reference does not give; more than `garbage_nats` from the reference; decoding far from its own prefill",
+    "garbage": "the known answer is wrong; NaN, all zeros or all alike in log-probabilities; an empty or degenerate answer or "
+    "continuation that the reference does not give; more than `garbage_nats` from the reference; decoding far from its own prefill",
     "garbage_under_load": "right alone, and one of the above under concurrent load, or one piece of text more than "
-    "`garbage_nats` from the same piece alone",
+    "`garbage_nats` from the same piece alone, or a continuation that far from its own prefill at rest",
     "numerically_off": "the whole interval of mean |difference| beyond `limit_nats` plus the reference's own noise",
     "silently_ignored": "its log says that another backend was taken; or the same bits as a trial that asked for another "
-    "one by name, wherever those kernels run, whatever /server_info repeats",
+    "one by name, wherever those kernels run (not where a more special flag decides in both), whatever /server_info repeats",
     "unsupported_here": "a line in the server's own words that names a device, package or kernel that this host lacks",
     "out_of_memory": "an allocation that failed, from its log",
     "client_bound": "the load client's own lag or CPU share was beyond its limits: no speed is given",
     "identity_mismatch": "another process or other arguments answered: the numbers are of another server (invalid)",
-    "not_enough_data": "an interval across the limit, no reference to compare with, or still compiling at its deadline",
+    "not_enough_data": "an interval across the limit, no reference to compare with, still compiling at its "
+    "deadline, or nothing to compare under load",
     "skipped": "this version's rules refuse or ignore it, and `verify` did not ask for a launch",
 }
 

@@ -230,6 +230,13 @@ COMPUTES: dict[str, tuple[str, ...]] = {
     "linear_attn_decode_backend": ("decode",),
     "kv_cache_dtype": ("decode",),
 }
+#: Flags that take over a place of a more general one: where both trials set them, the general one has no say there.
+TAKES_OVER: dict[str, dict[str, str]] = {
+    "attention_backend": {"prefill": "prefill_attention_backend", "decode": "decode_attention_backend"},
+    "linear_attn_backend": {"prefill": "linear_attn_prefill_backend", "decode": "linear_attn_decode_backend"},
+}
+#: Values of one field that mean the same.
+SAME_VALUE = {("kv_cache_dtype", "bf16"): "bfloat16"}
 #: One field, several names: as /server_info and the log reader spell it.
 FIELD = {
     "fp4_gemm_backend": "fp4_gemm_runner_backend",
@@ -237,6 +244,15 @@ FIELD = {
 }
 #: Values that leave the choice to the server: nothing was claimed.
 OPEN = (None, "", "auto")
+
+
+def judged_at(name: str, *asked: Mapping[str, Any]) -> tuple[str, ...]:
+    """Where a flag's kernels run in trials that asked so: not where each of them lets a more special flag decide.
+
+    Example: with `decode_attention_backend` set in both, `attention_backend` is judged by prefill alone.
+    """
+    special = TAKES_OVER.get(name, {})
+    return tuple(p for p in COMPUTES[name] if not all(a.get(special.get(p, "")) not in OPEN for a in asked))
 
 
 def by_field(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,14 +281,17 @@ def same_bits(trial: Ran, other: Ran) -> str | None:
     Two different kernels sum in different orders: over hundreds of log-probabilities of real text they don't agree bit
     for bit. That `/server_info` repeats the asked value is said, and is no defence.
     """
-    names = {n for n in {*trial.asked, *other.asked} if trial.asked.get(n) != other.asked.get(n)}
+    names = {n for n in {*trial.asked, *other.asked} if _means(n, trial.asked) != _means(n, other.asked)}
     if not names or any(n not in COMPUTES for n in names):
         return None
     if names & set(trial.proven):
         return None  # its log shows it at work: then it is the other that did not run what it says
     if any(trial.asked.get(n) in OPEN or other.asked.get(n) in OPEN for n in names):
         return None  # `auto` may have chosen just this
-    for place in {p for n in names for p in COMPUTES[n]}:
+    places = {n: judged_at(n, trial.asked, other.asked) for n in names}
+    if not all(places.values()):
+        return None  # another flag decides there, in both
+    for place in {p for listed in places.values() for p in listed}:
         mine, its = getattr(trial, place), getattr(other, place)
         if mine is None or mine != its:
             return None
@@ -285,6 +304,11 @@ def same_bits(trial: Ran, other: Ran) -> str | None:
     return f"bit-identical to {other.id}, which asked for {its_names}: {', '.join(told)} had no effect" + (
         "" if names & set(other.proven) else f" (or {its_names} did not run there)"
     )
+
+
+def _means(name: str, asked: Mapping[str, Any]) -> Any:
+    value = asked.get(name)
+    return SAME_VALUE.get((name, value), value) if isinstance(value, str) else value
 
 
 class Facts(Record):
@@ -316,8 +340,10 @@ class Facts(Record):
     load: Difference | None = None
     load_reference: Difference | None = None
     load_failed: str | None = None
+    load_decode_gap: float | None = None
     ignored: str | None = None
     same_bits: str | None = None
+    same_bits_of: str | None = None
     client: str | None = None
     said: str = ""
 
@@ -429,7 +455,15 @@ def _under_load(f: Facts, limit: float, garbage: float) -> Outcome | None:
     if f.load_failed:
         return Outcome(outcome="crashes", reason=f"while serving under load: {f.load_failed}", shown_by="load")
     if f.load is None:
-        return None
+        why = "right alone, as far as it was asked; under load nothing could be compared"
+        return Outcome(outcome="not_enough_data", reason=why, shown_by="launch")
+    alone = f.decode_gap or 0.0
+    if f.load_decode_gap is not None and f.load_decode_gap > alone + garbage:
+        why = (
+            f"right alone; what it continued under load lies {f.load_decode_gap:.3f} nat/token from its own prefill at rest, "
+            f"alone {alone:.3f}"
+        )
+        return Outcome(outcome="garbage_under_load", reason=why, shown_by="load")
     base = f.load_reference.worst_piece if f.load_reference is not None and not f.is_reference else 0.0
     words = (
         f"right alone; under load its worst piece lies {f.load.worst_piece:.4f} nat/token from the same piece alone"

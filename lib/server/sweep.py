@@ -583,7 +583,8 @@ def _derive(
     convicted = {} if unsound else _same_bits(ran, trials, reference)
     made = []
     for trial in trials:
-        one = facts[trial.id].model_copy(update={"same_bits": convicted.get(trial.id)})
+        words, other = convicted.get(trial.id, (None, None))
+        one = facts[trial.id].model_copy(update={"same_bits": words, "same_bits_of": other})
         done = finished.get(trial.id)
         launch_of = launches[done.launch_id] if done else None
         speed, client = _speed(run, params, trial)
@@ -648,16 +649,17 @@ def _facts(run: NotebookRun, params: SweepParams, trial: Planned, reference: Pla
     decoded, its_decoded = (_raw(run, t, "decode", "decode.json") for t in (trial, reference))
     values["decode_gap"] = gate.decode_gap(decoded) if decoded else None
     values["decode_gap_reference"] = gate.decode_gap(its_decoded) if its_decoded else None
+    values["failed"] = values.get("failed") or _refused_pieces(run, trial)
     if decoded and not values["garbage"]:
-        problem = score_problem(decoded["answer"]["logprobs"], 0)
-        if problem and problem.startswith("NaN"):
-            values |= {"garbage": f"its continuation: {problem}", "garbage_by": "decode"}
-        elif decoded["answer"]["error"]:
-            values["failed"] = values.get("failed") or decoded["answer"]["error"]
+        wrong, failed = gate.continuation_faults(decoded, its_decoded if trial.id != reference.id else None)
+        if wrong:
+            values |= {"garbage": wrong, "garbage_by": "decode"}
+        values["failed"] = values["failed"] or failed
     loaded, its_loaded = (_raw(run, t, "load", "load.json") for t in (trial, reference))
     if loaded:
         wrong, failed, _ = gate.load_faults(loaded, expect, answer.text if answer else None)
         values |= {"load_garbage": wrong, "load_failed": failed, "load": _loaded(scores, loaded)}
+        values["load_decode_gap"] = gate.load_decode_gap(loaded)
         values["load_reference"] = _loaded(base, its_loaded) if its_loaded else None
     if failed := _speed_failures(run, params, trial):
         values["load_failed"] = values.get("load_failed") or failed
@@ -752,6 +754,15 @@ def _garbage(answer: Answer | None, its: Answer | None, trial: Planned, run: Not
     return None, "answer"
 
 
+def _refused_pieces(run: NotebookRun, trial: Planned) -> str | None:
+    """Pieces of text whose scoring was refused: what the others say is no proof for these."""
+    for name in ("scores", "again"):
+        raw = _raw(run, trial, name, "scores.json") or []
+        if errors := [row["error"] for row in raw if row["error"]]:
+            return f"{_doing(name)}, {len(errors)} of {len(raw)} pieces failed; first: {errors[0]}"
+    return None
+
+
 def _scores(run: NotebookRun, trial: Planned, name: str = "scores") -> list[Piece]:
     raw = _raw(run, trial, name, "scores.json")
     return gate.pieces_from(raw) if raw else []
@@ -782,10 +793,13 @@ def _bits(values: Any) -> str | None:
     return hashlib.sha256(json.dumps(values).encode()).hexdigest() if any(values) else None
 
 
-def _same_bits(ran: Mapping[str, Ran], trials: Sequence[Planned], reference: Planned) -> dict[str, str]:
-    """Trials that computed another's bits where the other runs the reference's kernels: their flags had no effect."""
+def _same_bits(ran: Mapping[str, Ran], trials: Sequence[Planned], reference: Planned) -> dict[str, tuple[str, str]]:
+    """Trials that computed another's bits where the other runs the reference's kernels: their flags had no effect.
+
+    Each with the sentence for it and the other's id.
+    """
     base = ran.get(reference.id)
-    found: dict[str, str] = {}
+    found: dict[str, tuple[str, str]] = {}
     if base is None:
         return found
     for trial in trials:
@@ -799,7 +813,7 @@ def _same_bits(ran: Mapping[str, Ran], trials: Sequence[Planned], reference: Pla
             if all(other.asked.get(n) == base.asked.get(n) for n in differ) and (
                 words := outcomes.same_bits(mine, other)
             ):
-                found[trial.id] = words
+                found[trial.id] = (words, other.id)
     return found
 
 
@@ -890,13 +904,15 @@ def _trial(
         outcome=outcome.outcome,
         reason=outcome.reason,
         values=values,
-        evidence=_evidence(run, trial, outcome, launch),
+        evidence=_evidence(run, trial, outcome, launch, facts.same_bits_of),
         launch_ids=[launch.launch_id] if launch else [],
         seconds=done.seconds if done else None,
     )
 
 
-def _evidence(run: NotebookRun, trial: Planned, outcome: Outcome, launch: LaunchRecord | None) -> list[Evidence]:
+def _evidence(
+    run: NotebookRun, trial: Planned, outcome: Outcome, launch: LaunchRecord | None, same_bits_of: str | None = None
+) -> list[Evidence]:
     """What shows the outcome first, then the log."""
     if launch is None:
         return [run.evidence(run.raw / "expected" / "rows.json")]
@@ -911,6 +927,10 @@ def _evidence(run: NotebookRun, trial: Planned, outcome: Outcome, launch: Launch
     shown = [run.raw / trial.id / name for name in files if (run.raw / trial.id / name).exists()][:1]
     if outcome.shown_by == "launch" and (watch := run.log_file(launch).parent / watching.FILE).exists():
         return [line, run.evidence(watch)] if outcome.outcome in ("hangs", "not_enough_data") else [line]
+    if outcome.outcome == "silently_ignored" and same_bits_of:
+        both = [run.raw / name / "scores/scores.json" for name in (trial.id, same_bits_of)]
+        bits = [run.evidence(file, note="log-probabilities with the same bits") for file in both]
+        return [*bits, line] if outcome.shown_by == "scores" else [line, *bits]
     return [*(run.evidence(file) for file in shown), line]
 
 

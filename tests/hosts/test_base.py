@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.errors import BadInput, HostError, HostTimeout, HostUnreachable
-from lib.hosts import guard
+from lib.hosts import guard, local
 from lib.hosts.base import Host, LocalHost, shell_line, together
 from lib.hosts.channel import BOOT, guard_argv
 from lib.hosts.remote_client import bundle, modules_of
@@ -197,3 +198,15 @@ def test_no_gpu_and_silent_users_have_a_reason() -> None:
     view = view_of(answer(gpu_users={"exit_code": 9, "text": "no rights"}))
     assert len(view.gpus) == 2 and "not known: no rights" in (view.gpus_reason or "")
     assert view_of(answer(gpus={"exit_code": 0, "text": ""})).gpus_reason == "nvidia-smi lists no GPU"
+
+
+@pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_who_listens_on_a_port(family: int, address: str) -> None:
+    """The listener's process by identity, while it listens and no longer; a connection from that port is no listener."""
+    with socket.socket(family) as sock:
+        sock.bind((address, 0))
+        port = sock.getsockname()[1]
+        assert not local.port_is_held(port) and local.port_owner(port) is None  # bound, not listening
+        sock.listen()
+        assert local.port_is_held(port) and local.port_owner(port) == local.process_id(os.getpid())
+    assert not local.port_is_held(port) and local.port_owner(port) is None

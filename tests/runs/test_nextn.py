@@ -48,8 +48,8 @@ def honest(
         texts=["repeating", "random_ids"],
         concurrency=[1, 6],
         input_len=80,  # the repeated sentence fits in several times
-        num_requests=6,
-        samples=24,
+        num_requests=4,
+        samples=16,
         long_run_requests=8,
         long_run_len=64,
         published="qwen3.5-397b-nvfp4-rtx6000x8",
@@ -189,57 +189,87 @@ def test_a_resumed_run_measures_nothing_again(honest: Any, patched: pytest.Monke
     assert again.verdicts == result.verdicts and (run / "raw/04/expectation-pilot/stamp.json").read_text() == stamp
 
 
+SIMULATED = {"SGLANG_SIMULATE_ACC_LEN": "3.0"}
+
+
 @pytest.mark.parametrize(
-    ("lie", "words"),
+    ("lie", "environment", "words"),
     [
-        ("no_steps", "no verification step"),  # the origin: asked for, started, never on
-        ("base_speculates", "verification steps in the arm without"),
-        ("some_without_steps", "have no verification step"),
-        ("impossible", "impossible counts"),
+        ("no_steps", {}, ["no verification step"]),  # the origin: asked for, started, never on
+        ("base_speculates", SIMULATED, ["verification steps in the arm without", "SGLANG_SIMULATE_ACC_LEN=3.0"]),
     ],
 )
-def test_arms_that_lie_are_invalid(quick: Callable[..., NotebookResult], lie: str, words: str) -> None:
-    """Whatever the throughput says: nothing pays, costs or equals without a trace of the treatment."""
-    result = quick({"lie": lie, "base_s": 0.004, "cycle_s": 0.006}, launches=1)
+def test_arms_that_lie_are_invalid(
+    quick: Callable[..., NotebookResult], lie: str, environment: dict[str, str], words: list[str]
+) -> None:
+    """Whatever the throughput says: nothing pays, costs or equals without a trace of the treatment, or with a made-up one."""
+    result = quick({"lie": lie, "base_s": 0.004, "cycle_s": 0.006}, environment, launches=1)
+    for text in words:
+        nothing_is_concluded(result, text, ["invalid"])
+
+
+def nothing_is_concluded(result: NotebookResult, words: str, pays: list[str]) -> None:
     found = verdict(result, "was-on")
     assert found.status == "invalid" and words in found.reason
-    assert [v.status for v in result.verdicts if v.id.startswith("pays-")] == ["invalid"]
+    assert [v.status for v in result.verdicts if v.id.startswith("pays-")] == pays
     assert verdict(result, "same-greedy").status == "invalid"
     assert result.recommendation.startswith("Nothing may be concluded")
 
 
-def test_lossy_thresholds_are_said(quick: Callable[..., NotebookResult]) -> None:
+def without_steps(meta: dict[str, Any], number: int) -> None:
+    if number % 3 == 0:
+        for name in [name for name in meta if name.startswith("spec_")]:
+            del meta[name]
+
+
+def impossible(meta: dict[str, Any], _: int) -> None:
+    meta["spec_verify_ct"] = max(1, meta["spec_verify_ct"] // 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(without_steps, "have no verification step"), (impossible, "impossible counts")]
+)
+def test_counts_that_cannot_be_are_invalid(
+    honest: Any, patched: pytest.MonkeyPatch, tmp_path: Path, change: Callable[..., None], words: str
+) -> None:
+    """The honest arms' own records, with the counts of one treated level changed: that launch proves nothing any more."""
+    _, run, params = honest
+    shutil.copytree(run, tmp_path / "copy")
+    level = tmp_path / "copy/raw/04/treated-1/repeating-C1/level.jsonl"
+    lines = [json.loads(line) for line in level.read_text().splitlines()]
+    for number, line in enumerate(lines[1:]):
+        change(line["meta"], number)
+    level.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    nothing_is_concluded(play(tmp_path / "copy", params, patched, offline=True), words, ["invalid"] * 4)
+
+
+def test_lossy_thresholds_are_said(honest: Any, patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A threshold that was lowered while the server ran: its speed counts as lossy, its answers as not the same."""
-    result = quick({"base_s": 0.004, "cycle_s": 0.006, "threshold": 0.8}, launches=1)
+    _, run, params = honest
+    shutil.copytree(run, tmp_path / "copy")
+    state = tmp_path / "copy/raw/04/treated-2/state/state.json"
+    said = json.loads(state.read_text())
+    assert said["internal_states"] == [{"speculative_accept_threshold_single": 1.0}]
+    said["internal_states"][0]["speculative_accept_threshold_single"] = 0.8
+    state.write_text(json.dumps(said))
+    result = play(tmp_path / "copy", params, patched, offline=True)
     assert verdict(result, "was-on").status == "pass" and "lossy" in verdict(result, "was-on").reason
     assert verdict(result, "same-greedy").status == "fail" and "(lossy)" in verdict(result, "pays-repeating-C1").claim
     assert "lossy as configured" in result.recommendation
-
-
-def test_a_simulated_accept_length_is_named(tmp_path: Path, patched: pytest.MonkeyPatch) -> None:
-    """The variable in the treatment makes the arm synthetic: invalid, with the variable's name."""
-    patched.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
-    params = small(
-        make_profile(tmp_path / "profile", {"base_s": 0.004, "cycle_s": 0.006}),
-        launches=1,
-        environment={"SGLANG_SIMULATE_ACC_LEN": "3.0"},
-    )
-    found = verdict(play(tmp_path / "run", params, patched), "was-on")
-    assert found.status == "invalid" and "SGLANG_SIMULATE_ACC_LEN=3.0" in found.reason
 
 
 def test_wrong_answers_ignored_parameters_and_a_loop_are_found(quick: Callable[..., NotebookResult]) -> None:
     """A server whose verification changes tokens, ignores parameters, samples otherwise and ends in '!!!!' (S4)."""
     result = quick(
         {
-            "base_s": 0.004,
-            "cycle_s": 0.006,
+            "base_s": 0.002,
+            "cycle_s": 0.002,
             "answers": "wrong",
             "parameters": "ignored",
             "sampled": "other",
             "loop": True,
         },
-        samples=20,
+        samples=16,
         texts=["chat"],
         long_run_requests=12,
         long_run_len=64,

@@ -30,9 +30,9 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
 
 
-def one_launch_each(place: Place) -> None:
+def one_launch_each(place: Place, outcomes: dict[str, str] = OUTCOMES) -> None:
     """Each finished trial stands on one launch, its last one, and every one of its records is of that launch."""
-    for name in OUTCOMES:
+    for name in outcomes:
         launch = place.finished(name)["launch_id"]
         assert place.launches(name)[-1]["launch_id"] == launch
         for stamp in (place.folder / "raw/02" / name).glob("*/stamp.json"):
@@ -64,7 +64,8 @@ INSIDE = ("before the launch", "answer", "scores", "decode", "load", "speed-1", 
 
 def test_an_interrupt_at_every_place_inside_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seven sessions that end inside the second trial: the first is never repeated, the second starts anew each time."""
-    place = Place(tmp_path, TRIALS, speed_repeats=1, speed_concurrency=2, speed_output_len=4)
+    outcomes = {"ref": "works", "a": "silently_ignored"}
+    place = Place(tmp_path, TRIALS[:1], speed_repeats=1, speed_concurrency=2, speed_output_len=4)
     monkeypatch.setattr(sweep, "take_calibration", no_calibration)
     at: list[str] = []
 
@@ -109,12 +110,12 @@ def test_an_interrupt_at_every_place_inside_a_trial(tmp_path: Path, monkeypatch:
         assert interrupted(place.sweep), place_inside
         assert not (place.folder / "raw/02/a/finished.json").exists()
         assert all(r["stop"] for r in place.launches()), place_inside  # the interrupt left no server
-    assert outcomes_of(place.sweep()) == OUTCOMES
+    assert outcomes_of(place.sweep()) == outcomes
     names = [r["name"] for r in place.launches()]
     # "before the launch" launches nothing: six cut short and the one that counts
-    assert {n: names.count(n) for n in OUTCOMES} == {"ref": 1, "a": len(INSIDE), "off": 1, "flashinfer": 1}
+    assert {n: names.count(n) for n in outcomes} == {"ref": 1, "a": len(INSIDE)}
     assert len(list((place.folder / "raw/02").glob("a.earlier-*"))) >= len(INSIDE) - 2  # what they left is kept
-    one_launch_each(place)
+    one_launch_each(place, outcomes)
 
 
 PROGRAM = """

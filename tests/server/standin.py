@@ -25,6 +25,8 @@ MODES = {
     "decode": "decoding disagrees with prefill",
     "race": "right alone, wrong while another request is in flight",
     "race-short": "right alone, wrong for short pieces while another request is in flight",
+    "race-decode": "right alone, what it continues while another request is in flight is another text's",
+    "refuses-long": "answers 500 to a long text",
     "silent": "never answers /generate",
     "silent-load": "stops answering while several requests are in flight",
     "compiles-load": "compiles and does not answer while several requests are in flight",
@@ -66,6 +68,8 @@ def generate(body: dict, busy: bool) -> dict:
     out = [(ids[-1] * 31 + 7 * i) % 997 for i in range(new)]
     lps = [logprob(t, len(ids) + i) - (2.0 if MODE == "decode" else 0.0) for i, t in enumerate(out)]
     text = " Paris, the city of" if "text" in body else "".join(f" w{t}" for t in out)
+    if MODE == "race-decode" and busy and "input_ids" in body and new > 1:
+        lps = [lp - 4.0 for lp in lps]
     short = MODE == "race-short" and busy and len(ids) <= 16
     if MODE == "nan":
         rows = [[None, t, None] for _, t, _ in rows]
@@ -125,7 +129,8 @@ class Answers(http.server.BaseHTTPRequestHandler):
         if MODE == "silent" or (MODE == "silent-load" and busy):
             time.sleep(300)
         try:
-            refused = MODE == "refuses-load" and busy
+            long = len(body.get("input_ids", ())) > 40
+            refused = (MODE == "refuses-load" and busy) or (MODE == "refuses-long" and long)
             self.send({"error": "no"} if refused else generate(body, busy), 500 if refused else 200)
         finally:
             with LOCK:

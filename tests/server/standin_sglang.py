@@ -8,12 +8,11 @@ is started with --speculative-algorithm. The environment variable STANDIN (JSON)
     base_s, cycle_s      seconds of a plain decode step and of a speculative step; load_s, cycle_load_s: more for each
                          request beyond the first that is in flight
     accept               probability that a draft is accepted, by kind of text
-    lie                  no_steps | some_without_steps | base_speculates | impossible | null_algorithm | no_draft_log
+    lie                  no_steps | base_speculates
     answers              same | near_tie | wrong      greedy answers with speculation
     parameters           honoured | ignored | otherwise
     sampled              same | other                 the distribution of sampled answers with speculation
     decay, loop          true: acceptance falls with each request; the long answers end in '!!!!', no draft is accepted
-    threshold            speculative_accept_threshold_single at the end of the run
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import Any
 DEFAULT: dict[str, Any] = {
     "base_s": 0.008, "cycle_s": 0.012, "load_s": 0.0, "cycle_load_s": 0.0, "prefill_s": 0.002,
     "accept": {"random": 0.1, "repeating": 0.95, "text": 0.6}, "lie": None, "answers": "same",
-    "parameters": "honoured", "sampled": "same", "decay": False, "loop": False, "threshold": 1.0,
+    "parameters": "honoured", "sampled": "same", "decay": False, "loop": False,
 }  # fmt: skip
 STEPS = 3
 VOCAB = 4096  # words of text have ids below 1000, so that random ids are told apart
@@ -108,15 +107,13 @@ class Server:
         self.lengths: list[float] = []
 
     def info(self) -> dict[str, Any]:
-        algorithm = "EAGLE" if self.asked and self.config["lie"] != "null_algorithm" else None
-        late = self.seen > 3 and self.asked
-        threshold = self.config["threshold"] if late else 1.0
+        algorithm = "EAGLE" if self.asked else None
         return {
             "version": "0.5.16", "model_path": self.arguments["model-path"], "random_seed": self.random_seed,
             "speculative_algorithm": algorithm, "speculative_num_steps": STEPS if algorithm else None,
             "speculative_eagle_topk": 1 if algorithm else None,
             "speculative_num_draft_tokens": STEPS + 1 if algorithm else None, "tp_size": 1, "kv_cache_dtype": "auto",
-            "internal_states": [{"speculative_accept_threshold_single": threshold}],
+            "internal_states": [{"speculative_accept_threshold_single": 1.0}],
         }  # fmt: skip
 
     def log(self, text: str) -> None:
@@ -127,7 +124,7 @@ class Server:
         self.log(
             "Load weight end. elapsed=0.16 s, type=Qwen3_5MoeForConditionalGeneration, avail mem=139.04 GB, mem usage=0.06 GB."
         )
-        draft = self.asked and self.config["lie"] not in ("no_steps", "no_draft_log")
+        draft = self.asked and self.config["lie"] != "no_steps"
         if draft:
             self.log("Load weight begin. avail mem=139.02 GB")
             self.log(
@@ -186,10 +183,8 @@ class Server:
             "id": rid, "finish_reason": {"type": "length", "length": len(out)} if done else None,
             "prompt_tokens": prompt, "completion_tokens": len(out), "cached_tokens": 0, "num_retractions": 0,
         }  # fmt: skip
-        lie = self.config["lie"]
-        hide = lie == "some_without_steps" and number % 4 == 0
-        if done and self.speculates and counts["verify"] and not hide:
-            verify = max(1, counts["verify"] // 8) if lie == "impossible" else counts["verify"]
+        if done and self.speculates and counts["verify"]:
+            verify = counts["verify"]
             meta |= {
                 "spec_accept_length": len(out) / verify, "spec_accept_rate": counts["correct"] / (STEPS * verify),
                 "spec_verify_ct": verify, "spec_num_correct_drafts": counts["correct"],

@@ -69,11 +69,17 @@ def test_an_answer_without_speculation_has_no_counts() -> None:
         (counts(40, 10, 29, [0, 0, 0, 9]), "9 steps"),
         (counts(40, 10, 28, [0, 0, 0, 10]), "30 accepted"),
         (counts(40, 10, 40, [0, 0, 0, 0, 10]), "accepted 4 of 3"),
+        (counts(40, 400), "400 steps for 40 tokens"),
     ],
 )
 def test_impossible_counts_are_named(one: SpecCounts, word: str) -> None:
     """A server whose counts contradict each other proves nothing."""
     assert any(word in found for found in contradictions(one, 3))
+
+
+def test_a_step_for_each_token_and_two_to_spare_is_possible() -> None:
+    """Nothing accepted: 39 steps for 40 tokens; an overlapped schedule may run two more."""
+    assert contradictions(counts(40, 39, 0), 3) == contradictions(counts(40, 42, 0), 3) == []
 
 
 def test_a_retracted_request_may_count_less() -> None:

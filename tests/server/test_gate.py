@@ -114,6 +114,50 @@ def test_the_continuation_is_scored_again_by_prefill(tmp_path: Path) -> None:
     assert gate.decode_gap({**raw, "rescored": None}) is None
 
 
+def test_what_was_continued_under_load_is_scored_at_rest(tmp_path: Path) -> None:
+    """Every continuation is scored again by prefill; one whose log-probabilities hold only under load stands out."""
+    gate.ask_under_load(Server(), tmp_path, gate.pieces_of(list(range(64))), "p", 6, 5, 1, 5)  # type: ignore[arg-type]
+    raw = json.loads((tmp_path / "load.json").read_text())
+    continued = [r for r in raw["requests"] if r["kind"] == "continue"]
+    assert len(continued) == 4 and all(len(r["rescored"]["logprobs"]) == len(r["asked"] + r["ids"]) for r in continued)
+    assert gate.load_decode_gap(raw) == pytest.approx(0)
+    continued[2]["logprobs"] = [x - 2 for x in continued[2]["logprobs"]]
+    assert gate.load_decode_gap(raw) == pytest.approx(2)
+    assert gate.load_decode_gap({"requests": [answered(kind="continue")]}) is None  # records of before
+
+
+def decoded(answer: dict[str, Any] | None = None, rescored: dict[str, Any] | None = None) -> dict[str, Any]:
+    own = {"text": " a fine text", "ids": [*range(9)], "logprobs": [-1.0 - i for i in range(9)], "error": None}
+    again = {"logprobs": [None, *(-1.0 - i for i in range(11))], "error": None}
+    return {"asked": [1, 2, 3], "answer": {**own, **(answer or {})}, "rescored": {**again, **(rescored or {})}}
+
+
+TOY = {"text": "x" * 12, "ids": [7] * 12}
+
+
+@pytest.mark.parametrize(
+    ("raw", "its", "garbage", "failed"),
+    [
+        (decoded(), decoded(), None, None),
+        (decoded({"logprobs": [0.0] * 9}), decoded(), "its continuation: every log-probability is exactly 0", None),
+        (decoded({"logprobs": [0.0] * 9}), decoded({"logprobs": [0.0] * 9}), None, None),  # a sure model
+        (decoded({"logprobs": [None] * 9}), decoded({"logprobs": [None] * 9}), "its continuation: NaN", None),
+        (decoded(TOY), decoded(), "its continuation is degenerate: one token repeated (7)", None),
+        (decoded(TOY), decoded(TOY), None, None),  # both do: a toy
+        (decoded(TOY), None, None, None),  # the reference itself
+        (decoded({"ids": []}), decoded(), "its continuation is empty", None),
+        (decoded(None, {"logprobs": [None] * 12}), decoded(), "by prefill: NaN", None),
+        (decoded(None, {"error": "500 x"}), decoded(), None, "scoring its continuation: 500 x"),
+        (decoded({"error": "500 y"}), decoded(), None, "its continuation: 500 y"),
+    ],
+)
+def test_what_a_continuation_shows_by_itself(raw: Any, its: Any, garbage: str | None, failed: str | None) -> None:
+    """Zeros, NaN, a repeated token, nothing, a refusal: none of them passes for want of numbers to compare."""
+    found = gate.continuation_faults(raw, its)
+    assert garbage is None if found[0] is None else garbage is not None and garbage in found[0]
+    assert found[1] == failed
+
+
 def test_a_server_that_is_silent_is_left_after_the_first_timeout(tmp_path: Path) -> None:
     """The raw file says which requests got no answer; those not yet sent are not sent; the measurement is an error."""
     Control.fails = "ReadTimeout"

@@ -101,6 +101,9 @@ SERVES: dict[str, Any] = {
         ({"load": apart(0.01, worst=2.0)}, "garbage_under_load", "worst piece"),
         ({"load": apart(0.01, worst=0.3)}, "numerically_off", "worst piece"),
         ({"load": apart(0.01, worst=0.3), "load_reference": apart(0.01, worst=0.29)}, "works", ""),
+        ({"load_decode_gap": 1.5}, "garbage_under_load", "from its own prefill at rest"),
+        ({"load_decode_gap": 0.9}, "works", ""),
+        ({"load": None}, "not_enough_data", "under load nothing"),
         ({"ignored": "triton runs"}, "silently_ignored", "triton runs"),
         ({"same_bits": "bit-identical to ref"}, "silently_ignored", "bit-identical"),
         (
@@ -233,6 +236,35 @@ def test_a_flag_of_decoding_is_judged_by_decoding() -> None:
     base = ran("ref", {**REF.asked, "decode_attention_backend": "triton"})
     assert same_bits(ran("c", asked, decode="other"), base) is None
     assert same_bits(ran("c", asked, prefill="other"), base)
+
+
+BOTH = {"prefill_attention_backend": "fa3", "decode_attention_backend": "triton"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "base", "convicted"),
+    [
+        (
+            {"attention_backend": "fa3", **BOTH},
+            {"attention_backend": "triton", **BOTH},
+            False,
+        ),  # overruled in both places
+        ({"attention_backend": "fa3"}, {"attention_backend": "triton"}, True),
+        ({"kv_cache_dtype": "bf16"}, {"kv_cache_dtype": "bfloat16"}, False),  # two names of one thing
+        ({"kv_cache_dtype": "fp8_e4m3"}, {"kv_cache_dtype": "bfloat16"}, True),
+    ],
+)
+def test_equal_on_purpose_is_not_ignored(asked: dict[str, Any], base: dict[str, Any], convicted: bool) -> None:
+    """Trials that run one kernel by what they ask are equal for a reason; no flag of theirs was ignored."""
+    assert (same_bits(ran("c", asked), ran("ref", base)) is not None) == convicted
+
+
+def test_where_one_place_is_taken_over_the_other_one_tells() -> None:
+    """decode is fa3 in both: attention_backend is judged by prefill, and equal decoding neither convicts nor acquits."""
+    decode = {"decode_attention_backend": "fa3"}
+    base = ran("ref", {"attention_backend": "triton", **decode})
+    assert same_bits(ran("c", {"attention_backend": "flashinfer", **decode}, prefill="own"), base) is None
+    assert same_bits(ran("c", {"attention_backend": "flashinfer", **decode}, decode="other"), base)
 
 
 def test_the_table_of_kernels_uses_fields_of_sglang() -> None:

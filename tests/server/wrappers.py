@@ -93,11 +93,11 @@ def damaged(model: Path, folder: Path, tensor: str, value: float) -> Path:
 
 
 def misfit(model: Path, folder: Path) -> Path:
-    """A copy of a checkpoint whose config.json claims another width than the weights have."""
+    """A copy of a checkpoint whose config.json claims another width of the model than the weights have."""
     folder.mkdir()
     for file in model.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     config = json.loads((folder / "config.json").read_text())
-    config["intermediate_size"] += 64
+    config["hidden_size"] += 64
     (folder / "config.json").write_text(json.dumps(config))
     return folder
