@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from lib.errors import HostUnreachable
 from lib.hosts.base import Host
 from tests.lab.lab import Lab, _tool
 
@@ -68,7 +69,8 @@ def frozen_disk(host: Host, folder: str = "/mnt/frozen") -> Iterator[str]:
 def restart(host: Host, lab: Lab, guest: int) -> None:
     """Reboots the container from within, and waits until its sshd is back."""
     before = host.run(["stat", "-c", "%Y", "/proc/1"]).text
-    host.run(["systemctl", "reboot", "--no-block"])
+    with contextlib.suppress(HostUnreachable):  # the answer may not make it out any more
+        host.run(["systemctl", "reboot", "--no-block"], deadline_s=10)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(Exception), lab.ssh(f"guest-{guest}") as fresh:

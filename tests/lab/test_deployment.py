@@ -304,7 +304,8 @@ def test_after_a_reboot_it_serves_and_is_proven_again(lab: Lab, guest: Host, tmp
     """The unit is enabled: it comes back with the host, with another invocation, and the same claims hold."""
     report = deploy(guest, plan(), tmp_path / "1")
     assert report.outcome == "proven" and report.proof
-    faults.restart(guest, lab, 101)
+    with lab.ssh("guest-101") as own:  # its connection dies with the host
+        faults.restart(own, lab, 101)
     with lab.ssh("guest-101") as fresh:
         end = time.monotonic() + 30
         while not serves(fresh) and time.monotonic() < end:
