@@ -125,6 +125,7 @@ class Host(ABC):
     def __init__(self, name: str, python: str = "python3") -> None:
         self.name, self.python = name, python
         self._uid: int | None = None
+        self._no_root: str | None = "not asked"
         self._open: set[Channel] = set()
         self._guarding = threading.Lock()
 
@@ -298,12 +299,14 @@ class Host(ABC):
         return self._uid if self._uid is not None else -1
 
     def can_root(self) -> str | None:
-        """None if commands can run as root, otherwise why not."""
-        try:
-            self.run(["true"], deadline_s=30.0, sudo=True)
-        except NeedsRoot as error:
-            return error.found
-        return None
+        """None if commands can run as root, otherwise why not; asked once."""
+        if self._no_root == "not asked":
+            try:
+                self.run(["true"], deadline_s=30.0, sudo=True)
+                self._no_root = None
+            except NeedsRoot as error:
+                self._no_root = error.found
+        return self._no_root
 
     def _once(self, header: dict[str, Any], what: str, deadline_s: float, sudo: bool) -> tuple[dict[str, Any], bytes]:
         if "path" in header:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from pathlib import Path
 
 from lib.hosts.base import Host, LocalHost
 from lib.hosts.lxc import LXCHost
@@ -15,9 +16,8 @@ _OPEN: dict[str, Host] = {}
 def host_of(params: HostParams) -> Host:
     """A new host as the parameters name it; nothing is connected yet. Close it."""
     if params.kind == "ssh":
-        return SSHHost(
-            params.address or "", port=params.port, identity=params.identity, config=params.config, python=params.python
-        )
+        identity, config = (str(Path(file).expanduser()) if file else None for file in (params.identity, params.config))
+        return SSHHost(params.address or "", port=params.port, identity=identity, config=config, python=params.python)
     if params.kind == "lxc" and params.hypervisor is not None:
         return LXCHost(host_of(params.hypervisor), params.container or 0, python=params.python)
     return LocalHost()

@@ -52,7 +52,11 @@ class LXCHost(Host):
         return found if isinstance(found, (HostUnreachable, NeedsRoot)) else super().explain(words, exit_code)
 
     def manage(self, verb: str, *words: str, deadline_s: float = 60.0) -> Done:
-        """Runs `pct VERB CONTAINER` on the hypervisor: status, start, stop, shutdown, reboot."""
+        """Runs `pct VERB CONTAINER` on the hypervisor: status, start, stop, shutdown, reboot.
+
+        A started container goes on because a service of the hypervisor starts it (pve-container@N on Proxmox VE), not because
+        it is a child of this command: those end with it.
+        """
         return self.hypervisor.run([self.pct, verb, self.container, *words], deadline_s=deadline_s, sudo=True)
 
     def reboot(self, *, deadline_s: float = 120.0) -> None:

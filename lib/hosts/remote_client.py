@@ -149,9 +149,15 @@ class HostSender:
         return facts
 
     def __call__(
-        self, jobs: list[Path], progress: Callable[[dict[str, Any]], None] | None
+        self,
+        jobs: list[Path],
+        progress: Callable[[dict[str, Any]], None] | None,
+        observe: Callable[[], None] | None = None,
     ) -> list[tuple[dict[str, Any], Path]]:
-        """Runs one job there and brings its records back; an interrupt still brings those of what was sent."""
+        """Runs one job there and brings its records back; an interrupt still brings those of what was sent.
+
+        `observe` is called when the client is ready to send and again when all has ended, where it tells so.
+        """
         if len(jobs) != 1:
             raise BadInput("one sending process on a host", f"{len(jobs)}", "set workers to 1")
         data, digest = bundle("lib.load.client_worker", _MAIN)
@@ -168,7 +174,7 @@ class HostSender:
                 answer: dict[str, Any] = {}
                 while True:
                     try:
-                        self._listen(running, answer, progress)
+                        self._listen(running, answer, progress, observe)
                         break
                     except KeyboardInterrupt:
                         if interrupted:
@@ -190,7 +196,12 @@ class HostSender:
         return parts
 
     @staticmethod
-    def _listen(running: Running, answer: dict[str, Any], progress: Callable[[dict[str, Any]], None] | None) -> None:
+    def _listen(
+        running: Running,
+        answer: dict[str, Any],
+        progress: Callable[[dict[str, Any]], None] | None,
+        observe: Callable[[], None] | None,
+    ) -> None:
         rest = bytes(running.stdout)
         running.stdout.clear()
         for name, data in running.output():
@@ -202,6 +213,13 @@ class HostSender:
             for line in lines:
                 with contextlib.suppress(ValueError):
                     answer |= json.loads(line)
+                for word, order in (("ready", b"GO 0\n"), ("over", b"")):  # 0: at once, whatever its clock says
+                    if word in answer and f"{word}_seen" not in answer:
+                        answer[f"{word}_seen"] = True
+                        if observe:
+                            observe()
+                        if order:
+                            running.feed(order, end=False)
                 if progress and "facts" not in answer and "of" in answer:
                     progress({key: answer[key] for key in ("done", "of", "in_flight")})
 

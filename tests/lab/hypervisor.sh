@@ -83,4 +83,10 @@ C
     done <"$project"
     lxc-start -P "$folder/lxc" -n "$id" -o "$folder/lxc/$id/log"
 done
+# As on a real hypervisor a container is started by a service, not as a child of whoever asks for it.
+mkfifo "$folder/start"
+(
+    exec 9<>"$folder/start"
+    while read -r id <&9; do lxc-start -P "$folder/lxc" -n "$id" -o "$folder/lxc/$id/log"; done
+) &
 exec /usr/sbin/sshd -D -e -f "$folder/sshd_config"

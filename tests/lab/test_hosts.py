@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ HOSTILE = ["", " ", "-rf", "--", "$(touch /tmp/pwned)", "`id`", "a\nb", "'\"", "
 WORD = st.one_of(
     st.sampled_from(HOSTILE), st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
 )
-SLOW = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+SLOW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 NAME = WORD.map(lambda w: w.replace("/", "_").encode()[:200].decode("utf-8", "ignore")).filter(
     lambda w: w not in ("", ".", "..")
 )
@@ -48,7 +49,7 @@ def test_hostile_values_arrive_as_themselves(any_guest: Host, words: list[str], 
 
 
 @given(name=NAME, data=st.binary(max_size=3000))
-@settings(SLOW, max_examples=8)
+@settings(SLOW, max_examples=5)
 def test_hostile_file_names_and_contents_arrive(any_guest: Host, name: str, data: bytes) -> None:
     """A file of any name and content is written, listed, read and removed; its folder is where a command runs."""
     folder = f"/tmp/wb-names-{os.getpid()}-{any_guest.uid()}"
@@ -148,6 +149,7 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(any_guest: Host, g
 
 RUNNER = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tests.lab.lab import Lab
 lab = Lab(Path(sys.argv[1]), (101, 102), int(sys.argv[2]))
@@ -610,3 +612,39 @@ def test_a_process_in_a_container_is_recognised_and_its_engine_asked(guest: Host
             container_of_process(guest, gone)
     assert container_of_process(guest, process.model_copy(update={"container": ("lxc", "101")})) is None
     guest.run(["rm", "-f", "/opt/container.json", "/usr/local/sbin/docker", "/usr/local/bin/docker"])
+
+
+def test_more_commands_at_once_than_sessions_on_a_connection(lab: Lab, other: Host) -> None:
+    """sshd allows 10 sessions a connection by default, here 2: the others get connections of their own, and none fails."""
+    setting = "/etc/ssh/sshd_config.d/10-lab.conf"
+    before = other.read_file(setting)
+    other.put(before.replace(b"MaxSessions 64", b"MaxSessions 2"), setting)
+    try:
+        other.run(["systemctl", "restart", "ssh.service"]).check("sshd restarts")
+        with lab.ssh("guest-102") as host, ThreadPoolExecutor(8) as pool:
+            answers = list(pool.map(lambda n: host.run(["sh", "-c", f"sleep 0.5; echo {n}"]).text, range(8)))
+        assert answers == [f"{n}\n" for n in range(8)]
+    finally:
+        other.put(before, setting)
+        other.run(["systemctl", "restart", "ssh.service"])
+
+
+def test_a_container_is_managed_through_its_hypervisor(lab: Lab, hypervisor: SSHHost) -> None:
+    """Stopped, said to be so, started, rebooted: what was started goes on when the command that asked for it has ended."""
+    container = lab.pct(102, hypervisor)
+    before = container.view().init_ticks
+    assert container.manage("status").text == "status: running\n"
+    container.manage("stop").check("it stops")
+    with pytest.raises(HostUnreachable, match="pct-102 runs.*not running.*pct start 102"):
+        container.run(["true"])
+    container.manage("start").check("it starts")
+    for _ in range(100):
+        if container.run(["systemctl", "is-active", "ssh.service"]).ok:
+            break
+        time.sleep(0.1)
+    container.reboot()
+    assert container.run(["hostname"]).text == "ct102\n" and container.view().init_ticks != before
+    for _ in range(100):  # others use it over SSH
+        if container.run(["systemctl", "is-active", "ssh.service"]).ok:
+            break
+        time.sleep(0.1)
