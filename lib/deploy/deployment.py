@@ -6,8 +6,8 @@ continued by running the same plan again, or undone by `undo`. A step that fails
 (it doesn't come up, its proof fails, its files can't be written) is followed by the way back to the unit that was there.
 
 On the host, below /var/lib/sglang-workbook/<service>/ (root's, 0700): `lock`, `current.json`, `proven.json`,
-`deployments/<id>/` with `plan.json`, `previous.json` and the files that were replaced. Secrets stand only there and in the
-unit's environment file, never here.
+`deployments/<id>/` with `plan.json`, `previous.json` (the files that were replaced), `proof.json`. Secrets stand only there and
+in the unit's environment and key files, never here.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lib.deploy.proof import Expectation, Proof, prove
-from lib.deploy.service import ServiceState, service_state, systemctl, unit_name
-from lib.deploy.stopping import StopReport, seen, stop_service, targets
+from lib.deploy.proof import Bench, Expectation, Proof, prove, reach
+from lib.deploy.service import ServiceState, service_state, signal_processes, systemctl, unit_name
+from lib.deploy.stopping import StopReport, seen, serving_containers, stop_service, targets
 from lib.deploy.unit import lint_unit
 from lib.errors import BadInput, Busy, HostError, HostTimeout, HostUnreachable, NeedsRoot, WorkbookError
 from lib.hosts import local
-from lib.hosts.base import Host
+from lib.hosts.base import Host, Running
 from lib.hosts.lxc import LXCHost
-from lib.hosts.view import HostGpu
+from lib.hosts.view import HostGpu, HostProcess
 from lib.records import Record
 from lib.server.control import Control
-from lib.server.progress import phase_of
+from lib.server.progress import phase_of, seconds_left
 from lib.server.redact import redact_text
 
 STATE_FOLDER = "/var/lib/sglang-workbook"
@@ -80,11 +80,17 @@ class Objection(Record):
 
 
 class DeployPlan(Record):
-    """What is to run: the unit's text, where it serves, what it must show, and who decided against which objection."""
+    """What is to run: the unit's text, where it serves, what it must show, and who decided against which objection.
+
+    `environment_file` is root's alone; `key_file` holds the API key for SGLang's `--config` and may be read by the group of the
+    account `key_reader`. `phase_s` are seconds by phase of an earlier start, for the time left.
+    """
 
     service: str
     unit_text: str
     environment_file: str | None = None
+    key_file: str | None = None
+    key_reader: str | None = None
     expectation: Expectation
     ready_timeout_s: float = 900.0
     drain_s: float = 60.0
@@ -93,6 +99,7 @@ class DeployPlan(Record):
     objections: list[Objection] = []
     overrides: dict[str, str] = {}
     about: dict[str, Any] = {}
+    phase_s: dict[str, float] = {}
 
     @property
     def unit(self) -> str:
@@ -101,7 +108,9 @@ class DeployPlan(Record):
     @property
     def id(self) -> str:
         """The same plan has the same id, so an interrupted rollout is known again."""
-        chosen = self.model_dump(mode="json", include={"service", "unit_text", "environment_file", "expectation"})
+        chosen = self.model_dump(
+            mode="json", include={"service", "unit_text", "environment_file", "key_file", "expectation"}
+        )
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -117,6 +126,7 @@ class PlanReport(Record):
     now: str
     runs: list[dict[str, Any]]
     bystanders: list[dict[str, Any]]
+    containers: list[dict[str, Any]] = []
     gpus: list[dict[str, Any]]
     gpus_reason: str | None
     port_held_by: str | None
@@ -126,6 +136,9 @@ class PlanReport(Record):
     proven: str | None
     objections: list[Objection]
     refused: list[Objection]
+    overrides: dict[str, str] = {}
+    lint: list[str] = []
+    about: dict[str, Any] = {}
     by_hand: list[str]
 
 
@@ -151,11 +164,15 @@ class DeployReport(Record):
     restart_proof: Proof | None = None
     way_back: list[Step] = []
     way_back_proof: Proof | None = None
+    by: str = ""
+    at: float = 0.0
     overrides: dict[str, str] = {}
 
 
 class Refused(WorkbookError):
     """The plan itself says no: an objection that nobody overrode."""
+
+    exit_code = 1
 
 
 class Unfinished(WorkbookError):
@@ -205,6 +222,7 @@ class Deployment:
         plan: what.
         folder: local folder for evidence (proofs, stop reports, this report).
         environment: text of the unit's environment file, with its secrets; None keeps the file that is there.
+        api_key: the server's key, for its key file and for asking it; None keeps the file that is there.
         hypervisor: the container's hypervisor, for the last rung of the stop ladder.
         say: told each step and the server's own progress.
         bench: see `proof.prove`.
@@ -217,17 +235,20 @@ class Deployment:
         folder: Path,
         *,
         environment: str | None = None,
+        api_key: str | None = None,
         hypervisor: LXCHost | None = None,
         say: Callable[[str], None] = lambda _: None,
-        bench: Callable[[int], float] | None = None,
+        bench: Bench | None = None,
     ) -> None:
         self.host, self.plan, self.folder, self.say = host, plan, folder, say
-        self.environment, self.hypervisor, self.bench = environment, hypervisor, bench
+        self.environment, self.api_key, self.hypervisor, self.bench = environment, api_key, hypervisor, bench
         self.base = f"{STATE_FOLDER}/{plan.service.removesuffix('.service')}"
         self.steps: list[Step] = []
         self.stop_report: StopReport | None = None
         self.proof: Proof | None = None
         self.second_proof: Proof | None = None
+        self._holder: Running | None = None
+        self._at = ""
 
     # what stands on the host -------------------------------------------------------------------------------------------
     def _read(self, name: str) -> Any:
@@ -256,7 +277,8 @@ class Deployment:
         root = can is None
         state = service_state(self.host, plan.unit)
         view = self.host.view(sudo=root)
-        mine, bystanders = targets(view, plan.unit, plan.expectation.port)
+        containers, silent = serving_containers(self.host, view)
+        mine, bystanders = targets(view, plan.unit, plan.expectation.port, containers)
         old = self._text(f"{UNIT_FOLDER}/{plan.unit}", root)
         owners = view.port_owners(plan.expectation.port)
         held = (
@@ -270,11 +292,13 @@ class Deployment:
             dropins=state.get("DropInPaths").split(), now=state.words(),
             runs=[{**seen(p, why).model_dump(), "gpu_mib": _gpu_mib(view, p.pid)} for p, why in mine.values()],
             bystanders=[b.model_dump() for b in bystanders],
+            containers=[c.model_dump() for c in containers.values()] + [{"id": i, "reason": why} for i, why in silent.items()],
             gpus=[_gpu_row(g) for g in view.gpus],
             gpus_reason=view.gpus_reason, port_held_by=held if view.port_is_held(plan.expectation.port) else None,
             needs_root=list(NEEDS_ROOT),
             can_root=can, unfinished=_unfinished_words(current, plan.id), proven=(proven or {}).get("id"), objections=plan.objections,
-            refused=refused(plan), by_hand=by_hand(plan),
+            refused=refused(plan), overrides=plan.overrides, about=plan.about, by_hand=by_hand(plan),
+            lint=[f"{f.level}: {f.id}: {f.what}" for f in lint_unit(plan.unit_text)],
         )  # fmt: skip
 
     def _text(self, path: str, root: bool) -> str | None:
@@ -300,8 +324,13 @@ class Deployment:
             HostUnreachable, KeyboardInterrupt: it stopped where it was; run it again, or undo it.
         """
         check_plan(self.plan)
+        self._control("http://127.0.0.1:1")  # a key that nobody has is found before anything is touched
         with self._locked():
             current = self._read("current.json")
+            if current and current["step"] == STEPS[0]:
+                if current["id"] != self.plan.id:
+                    self.say(f"plan {current['id']} of {current['by']} stopped before it touched anything")
+                current = None
             if current and current["id"] != self.plan.id:
                 raise Unfinished(
                     f"no unfinished rollout of {self.plan.unit}",
@@ -311,6 +340,8 @@ class Deployment:
             if current and current["step"] == "undo":
                 self.say("an earlier run was on its way back: finishing that")
                 return self._finish(*self._back("an earlier run was interrupted on its way back"))
+            if current is None and self._runs_already():
+                return self._finish("proven", "it ran already: proven again, nothing was restarted", [], None)
             step = current["step"] if current and current["step"] in STEPS else STEPS[0]
             if step != STEPS[0]:
                 self.say(f"going on at step {step}: the last run stopped there")
@@ -322,15 +353,73 @@ class Deployment:
                 return self._finish(*self._back(str(failure)))
             return self._finish("proven", "every claim that must hold passed", [], None)
 
+    def _control(self, url: str, expected: Expectation | None = None) -> Control:
+        """Asks the server, with its key where it has one.
+
+        Raises:
+            BadInput: it has one, and neither the environment file nor a variable of this process gives it.
+        """
+        wanted = (expected or self.plan.expectation).api_key_env
+        return Control(url, wanted, api_key=self.api_key if wanted else None)
+
+    def _runs_already(self) -> bool:
+        """True if this very plan is the proven one, nothing of it was changed, and it is proven again as it runs."""
+        proven = self._read("proven.json")
+        if not proven or proven.get("id") != self.plan.id:
+            return False
+        state = service_state(self.host, self.plan.unit)
+        same = (
+            state.get("ActiveState") == "active"
+            and not state.get("DropInPaths")
+            and state.get("NeedDaemonReload") != "yes"
+            and self._text(f"{UNIT_FOLDER}/{self.plan.unit}", True) == self.plan.unit_text
+            and self._same_secrets()
+        )
+        if not same:
+            self.say("this plan was proven here, but what runs is not it any more")
+            return False
+        try:
+            began = time.monotonic()
+            self.say("prove")
+            words = self._step_prove(fresh=False)
+            self.steps.append(Step(name="prove", seconds=round(time.monotonic() - began, 3), outcome=words))
+            self._do("commit", record=False)
+        except _StepFailed as failure:
+            self.say(f"it runs, but is not proven any more ({failure}): starting it afresh")
+            self.steps, self.proof = [], None
+            return False
+        return True
+
+    def _secret_files(self) -> dict[str, tuple[str, int]]:
+        """Files with secrets that this run brings: text and mode by path."""
+        files = {}
+        if self.plan.environment_file and self.environment is not None:
+            files[self.plan.environment_file] = (self.environment, 0o600)
+        if self.plan.key_file and self.api_key is not None:
+            files[self.plan.key_file] = (f"api-key: {json.dumps(self.api_key)}\n", 0o640)
+        return files
+
+    def _same_secrets(self) -> bool:
+        return all(self._text(path, True) == text for path, (text, _) in self._secret_files().items())
+
     def undo(self) -> DeployReport:
         """Goes back to what was there before this rollout, whatever its step.
 
         Raises:
-            BadInput: there is nothing to undo.
+            BadInput: there is nothing to undo, or it was undone already: going back further is a rollout of its own.
         """
         with self._locked():
             current = self._read("current.json")
             proven = self._read("proven.json")
+            if current and current["step"] == STEPS[0]:
+                self._current(None)
+                return self._finish("undone", "nothing had been touched", [], None)
+            if current is None and proven and proven.get("restored_from"):
+                raise BadInput(
+                    f"a rollout of {self.plan.unit} to undo",
+                    f"plan {proven['restored_from']} was undone already, and {proven['id']} runs again",
+                    "deploy the configuration that you want",
+                )
             known = current["id"] if current else (proven or {}).get("id")
             if known is None or (saved := self._read(f"deployments/{known}/plan.json")) is None:
                 if current is None:
@@ -344,19 +433,22 @@ class Deployment:
 
     def _finish(self, outcome: str, reason: str, way_back: list[Step], back_proof: Proof | None) -> DeployReport:
         report = DeployReport(
-            host=self.host.name, unit=self.plan.unit, id=self.plan.id, outcome=outcome, reason=reason, steps=self.steps, stop=self.stop_report,
-            proof=self.proof, restart_proof=self.second_proof, way_back=way_back, way_back_proof=back_proof, overrides=self.plan.overrides,
+            host=self.host.name, unit=self.plan.unit, id=self.plan.id, outcome=outcome, reason=reason, steps=self.steps,
+            stop=self.stop_report, proof=self.proof, restart_proof=self.second_proof, way_back=way_back,
+            way_back_proof=back_proof, overrides=self.plan.overrides, by=_who(), at=time.time(),
         )  # fmt: skip
         self.folder.mkdir(parents=True, exist_ok=True)
         local.write_atomic(self.folder / "deploy.json", report.model_dump_json(indent=1))
         return report
 
-    def _do(self, name: str) -> None:
+    def _do(self, name: str, record: bool = True) -> None:
         began = time.monotonic()
+        self._at = name
         self.say(name)
-        if name != "save":
-            self._current(name)
+        self._still_locked()
         try:
+            if record:
+                self._current(name)
             outcome = getattr(self, f"_step_{name}")()
         except (HostUnreachable, NeedsRoot, _StepFailed):
             raise
@@ -367,20 +459,29 @@ class Deployment:
         self.steps.append(Step(name=name, seconds=round(time.monotonic() - began, 3), outcome=outcome))
 
     def _step_save(self) -> str:
-        """Keeps what is there: the unit, its drop-ins, its environment file, whether it was enabled and running."""
+        """Keeps what is there: the unit, its drop-ins, its environment file, whether it was enabled and running.
+
+        Where this very plan was the proven one, what was there before it stays the way back, and what is there now (somebody
+        changed it) is kept beside it.
+        """
         place = f"deployments/{self.plan.id}"
-        if self._read(f"{place}/previous.json") is None or self._read("current.json") is None:
-            state = service_state(self.host, self.plan.unit)
-            paths = [f"{UNIT_FOLDER}/{self.plan.unit}", *state.get("DropInPaths").split()]
-            paths += [self.plan.environment_file] if self.plan.environment_file else []
-            proven = self._read("proven.json")
-            self._write(f"{place}/plan.json", self.plan.model_dump(mode="json"))
-            self._write(f"{place}/previous.json", {
-                "files": {path: self._saved(path) for path in paths if path.startswith("/etc/")},
-                "enabled": state.get("UnitFileState"), "active": state.active, "invocation": state.invocation,
-                "proven": proven if proven and proven.get("id") != self.plan.id else None,
-            })  # fmt: skip
-        self._current("put")
+        state = service_state(self.host, self.plan.unit)
+        paths = [f"{UNIT_FOLDER}/{self.plan.unit}", *state.get("DropInPaths").split()]
+        paths = [path for path in paths if path.startswith(f"{UNIT_FOLDER}/")]
+        paths += [path for path in (self.plan.environment_file, self.plan.key_file) if path]
+        proven = self._read("proven.json")
+        now = {
+            "files": {path: self._saved(path) for path in paths},
+            "enabled": state.get("UnitFileState"), "active": state.active, "invocation": state.invocation,
+            "proven": proven,
+        }  # fmt: skip
+        again = proven and proven.get("id") == self.plan.id
+        if again and self._read(f"{place}/previous.json") is not None:
+            self._write(f"{place}/replaced-{int(time.time())}.json", now)
+        else:
+            self._write(f"{place}/previous.json", now)
+        self._write(f"{place}/plan.json", self.plan.model_dump(mode="json"))
+        self.host.remove(f"{self.base}/{place}/proof.json", sudo=True)
         return "what was there is kept"
 
     def _saved(self, path: str) -> dict[str, Any] | None:
@@ -388,16 +489,18 @@ class Deployment:
         if entry is None or entry.kind != "file":
             return None if entry is None else {"link": entry.target} if entry.kind == "link" else None
         data = self.host.read_file(path, sudo=True)
-        return {"data": base64.b64encode(data).decode(), "mode": entry.mode & 0o7777}
+        owner = self.host.run(["stat", "-c", "%u:%g", "--", path], sudo=True).check(f"the owner of {path}").text.strip()
+        return {"data": base64.b64encode(data).decode(), "mode": entry.mode & 0o7777, "owner": owner}
 
     def _step_put(self) -> str:
         """Writes the unit and its environment file; drop-ins of the old unit would change the new one and go."""
         state = service_state(self.host, self.plan.unit)
-        if self.plan.environment_file and self.environment is not None:
-            self.host.put(self.environment.encode(), self.plan.environment_file, mode=0o600, parents=True, sudo=True)
-        self.host.put(
-            self.plan.unit_text.encode(), f"{UNIT_FOLDER}/{self.plan.unit}", mode=0o644, parents=True, sudo=True
-        )
+        self._put_secrets()
+        path = f"{UNIT_FOLDER}/{self.plan.unit}"
+        there = self.host.entry(path, sudo=True)
+        if there is not None and there.kind == "link":  # masked, or linked: what it leads to is not ours to write
+            self.host.remove(path, sudo=True)
+        self.host.put(self.plan.unit_text.encode(), path, mode=0o644, parents=True, sudo=True)
         dropins = [p for p in state.get("DropInPaths").split() if p.startswith(f"{UNIT_FOLDER}/")]
         for path in dropins:
             self.host.remove(path, sudo=True)
@@ -409,6 +512,21 @@ class Deployment:
         if others:
             raise _StepFailed(f"put: drop-ins outside {UNIT_FOLDER} change the unit: {', '.join(others)}")
         return f"unit written, {len(dropins)} drop-ins set aside"
+
+    def _put_secrets(self) -> None:
+        for path, (text, mode) in self._secret_files().items():
+            self.host.put(text.encode(), path, mode=0o600, parents=True, sudo=True)
+            owner = "root:root"
+            if mode & 0o040 and self.plan.key_reader:
+                group = self.host.run(["id", "-g", "--", self.plan.key_reader]).check(
+                    f"the account {self.plan.key_reader} is there"
+                )
+                owner = f"root:{group.text.strip()}"
+            self.host.run(["chown", "--", owner, path], sudo=True).check(f"{path} is {owner}'s")
+            self.host.run(["chmod", f"{mode:04o}", "--", path], sudo=True).check(f"{path} has mode {mode:o}")
+        for wanted in (self.plan.environment_file, self.plan.key_file):
+            if wanted and not self.host.exists(wanted, sudo=True):
+                raise _StepFailed(f"put: {wanted}, which the unit needs, is not there and was not given (--environment-file)")
 
     def _step_stop(self) -> str:
         """The old one really gone."""
@@ -450,9 +568,11 @@ class Deployment:
     def _wait_ready(self, plan: DeployPlan) -> str:
         """Waits until the server answers, the unit fails, or the time is over; shows the log's own progress."""
         began, last = time.monotonic(), ""
-        with self.host.forward(plan.expectation.port) as port:
-            control = Control(f"http://127.0.0.1:{port}", plan.expectation.api_key_env)
+        phases: dict[str, float] = {}
+        with reach(self.host, plan.expectation) as url:
+            control = self._control(url, plan.expectation)
             while True:
+                self._still_locked()
                 state = service_state(self.host, plan.unit)
                 gone = time.monotonic() - began
                 if state.get("ActiveState") == "failed" or (
@@ -465,7 +585,7 @@ class Deployment:
                     return f"after {gone:.1f} s"
                 if gone > plan.ready_timeout_s:
                     raise _StepFailed(f"ready: no answer after {gone:.0f} s: {self._last_words(state)}")
-                words = self._progress(state)
+                words = self._progress(state, plan, phases)
                 if words and words != last:
                     self.say(words)
                     last = words
@@ -484,19 +604,31 @@ class Deployment:
         words = [line.strip() for line in self._journal(state, 8) if line.strip()]
         return " / ".join(words[-3:])[:500] or "its journal is empty"
 
-    def _progress(self, state: ServiceState) -> str:
-        seen_phases = [p for line in self._journal(state, 200) if (p := phase_of(line))]
-        return f"{state.get('SubState')}: {seen_phases[-1].text}" if seen_phases else state.get("SubState")
+    def _progress(self, state: ServiceState, plan: DeployPlan, begun: dict[str, float]) -> str:
+        """The phase that this start's own log shows, and the seconds left by what an earlier start took."""
+        phases = [p for line in self._journal(state, 200) if (p := phase_of(line))]
+        if not phases:
+            return state.get("SubState")
+        name = phases[-1].name
+        since = time.monotonic() - begun.setdefault(name, time.monotonic())
+        left = seconds_left(name, since, plan.phase_s)
+        return f"{state.get('SubState')}: {phases[-1].text}" + (f", about {left:.0f} s left" if left is not None else "")
 
-    def _step_prove(self) -> str:
+    def _step_prove(self, fresh: bool = True) -> str:
+        """Each claim; then a crash, and each claim again (not where it serves already and is only looked at: `fresh`)."""
         plan = self.plan
+        self._wait_ready(plan)
         self.proof = self._prove(plan, "proof")
-        if plan.restart_proof:
+        if plan.restart_proof and fresh:
             self.second_proof = self._crash_and_prove(plan)
+        self._write(f"deployments/{plan.id}/proof.json", (self.second_proof or self.proof).model_dump(mode="json"))
         return f"{sum(c.status == 'pass' for c in self.proof.claims)} of {len(self.proof.claims)} claims passed"
 
     def _prove(self, plan: DeployPlan, name: str, bench: bool = True) -> Proof:
-        proof = prove(self.host, plan.unit, plan.expectation, self.folder / name, self.bench if bench else None)
+        key = self.api_key if plan.expectation.api_key_env else None
+        proof = prove(
+            self.host, plan.unit, plan.expectation, self.folder / name, self.bench if bench else None, api_key=key
+        )
         if not proof.proven:
             bad = proof.failed or [c for c in proof.claims if c.status != "pass"]
             raise _StepFailed(f"{name}: " + "; ".join(f"{c.id}: expected {c.expected}, found {c.found}" for c in bad))
@@ -505,13 +637,11 @@ class Deployment:
     def _crash_and_prove(self, plan: DeployPlan) -> Proof:
         """Kills the scheduler (or the main process where it has none), sees the unit come back by itself, proves it again."""
         before = service_state(self.host, plan.unit)
-        members = self.host.view(sudo=True).in_unit(plan.unit)
+        members = self._members(plan)
         workers = [p for p in members if p.name.startswith("sglang::") and "sched" in p.name]
         victim = workers[0] if workers else next((p for p in members if p.pid == before.main_pid), None)
         if victim is None:
             raise _StepFailed("restart: the service has no process to crash")
-        from lib.deploy.service import signal_processes
-
         self.say(f"crashing pid {victim.pid} ({victim.name}): does the unit come back by itself?")
         signal_processes(self.host, 9, {victim.pid: victim.ticks})
         end = time.monotonic() + plan.ready_timeout_s
@@ -525,9 +655,17 @@ class Deployment:
         self._wait_ready(plan)
         return self._prove(plan, "proof-after-crash", bench=False)
 
+    def _members(self, plan: DeployPlan) -> list[HostProcess]:
+        """Live processes of the service, also those in its container."""
+        view = self.host.view(sudo=True)
+        containers, _ = serving_containers(self.host, view)
+        return [process for process, _ in targets(view, plan.unit, plan.expectation.port, containers)[0].values()]
+
     def _step_commit(self) -> str:
-        proof = self.proof or self._read(f"deployments/{self.plan.id}/proof.json") or {}
-        kept = proof.model_dump(mode="json") if isinstance(proof, Proof) else proof
+        kept = self._read(f"deployments/{self.plan.id}/proof.json")
+        if kept is None:  # an interrupted run left none
+            self._step_prove()
+            kept = self._read(f"deployments/{self.plan.id}/proof.json")
         state = service_state(self.host, self.plan.unit)
         self._write("proven.json", {
             "id": self.plan.id, "at": time.time(), "by": _who(), "plan": self.plan.model_dump(mode="json"), "proof": kept,
@@ -541,11 +679,17 @@ class Deployment:
     def _back(self, reason: str) -> tuple[str, str, list[Step], Proof | None]:
         """Restores what was there and proves it as far as it was proven before; repeatable at any point."""
         steps: list[Step] = []
-        previous = self._read(f"deployments/{self.plan.id}/previous.json")
+        untouched = self._at == STEPS[0]  # what an older rollout of this plan had saved is not what is there now
+        previous = None if untouched else self._read(f"deployments/{self.plan.id}/previous.json")
         if previous is None:
             self._current(None)
             return "rolled_back", f"{reason}; nothing had been touched", steps, None
-        self._current("undo")
+        try:
+            self._current("undo")
+        except (HostUnreachable, HostTimeout, NeedsRoot):
+            raise
+        except HostError as error:  # a full disk must not keep the old unit from coming back
+            self.say(f"the way back can't be put on record: {error.found}")
 
         def done(name: str, began: float, outcome: str) -> None:
             steps.append(Step(name=name, seconds=round(time.monotonic() - began, 3), outcome=outcome))
@@ -584,11 +728,17 @@ class Deployment:
                 raise
             return "failed_and_not_rolled_back", f"{reason}; on the way back: {error}", steps, None
         if previous["proven"]:
-            self._write("proven.json", previous["proven"])
+            restored = {"restored_from": self.plan.id, "restored_at": time.time(), **self._start_facts()}
+            self._write("proven.json", {**previous["proven"], **restored})
         else:
             self.host.remove(f"{self.base}/proven.json", sudo=True)
         self._current(None)
         return "rolled_back", reason, steps, proof
+
+    def _start_facts(self) -> dict[str, Any]:
+        """What tells this start from the next."""
+        state = service_state(self.host, self.plan.unit)
+        return {"invocation": state.invocation, "restarts": state.get("NRestarts")}
 
     def _restore(self, previous: Mapping[str, Any]) -> None:
         unit = self.plan.unit
@@ -600,7 +750,9 @@ class Deployment:
             elif "link" in kept:
                 self.host.run(["ln", "-sfn", "--", kept["link"], path], sudo=True).check("the old link is back")
             else:
-                self.host.put(base64.b64decode(kept["data"]), path, mode=kept["mode"], parents=True, sudo=True)
+                self.host.put(base64.b64decode(kept["data"]), path, mode=0o600, parents=True, sudo=True)
+                self.host.run(["chown", "--", kept["owner"], path], sudo=True).check(f"the owner of {path} is back")
+                self.host.run(["chmod", f"{kept['mode']:o}", "--", path], sudo=True).check(f"the mode of {path} is back")
         systemctl(self.host, "daemon-reload").check("systemd reads the old unit")
         if previous["enabled"] in ("enabled", "enabled-runtime"):
             systemctl(self.host, "enable", "--", unit)
@@ -637,6 +789,7 @@ class Deployment:
         argv = [self.host.python, "-c", _HOLD, f"{self.base}/lock", words]
         with self.host.start(argv, deadline_s=LOCK_S, sudo=True) as holder:
             holder.feed(b"", end=False)
+            self._holder = holder
             answer = next(holder.lines(), "")
             if answer.startswith("busy"):
                 raise Busy(
@@ -647,7 +800,21 @@ class Deployment:
             if answer != "held":
                 holder.wait().check("the lock of the service can be taken")
                 raise HostError("the lock of the service can be taken", repr(answer))
-            yield
+            try:
+                yield
+            finally:
+                self._holder = None
+
+    def _still_locked(self) -> None:
+        """Stops where the connection that holds the lock is gone: somebody else may have taken it.
+
+        Raises:
+            HostUnreachable: it is.
+        """
+        if self._holder is not None and (not self._holder.connected or self._holder.ending is not None):
+            raise HostUnreachable(
+                f"{self.host.name} stays connected during the rollout", "the connection that holds its lock is gone", "run it again"
+            )
 
 
 def _who() -> str:
@@ -698,9 +865,11 @@ def by_hand(plan: DeployPlan) -> list[str]:
     unit = shlex.quote(plan.unit)
     out = [f"install -m 0644 -o root -g root {unit} {UNIT_FOLDER}/{unit}"]
     if plan.environment_file:
-        out.append(
-            f"install -m 0600 -o root -g root /dev/stdin {shlex.quote(plan.environment_file)}   # NAME=value lines, secrets among them"
-        )
+        target = shlex.quote(plan.environment_file)
+        out.append(f"install -m 0600 -o root -g root /dev/stdin {target}   # NAME=value lines, secrets among them")
+    if plan.key_file:
+        group = f"$(id -gn {shlex.quote(plan.key_reader)})" if plan.key_reader else "root"
+        out.append(f'install -m 0640 -o root -g "{group}" /dev/stdin {shlex.quote(plan.key_file)}   # api-key: "..."')
     return [
         *out, "systemctl daemon-reload", f"systemctl stop {unit}",
         f"ss -ltnp 'sport = :{plan.expectation.port}'   # must show nothing: whoever holds the port is not stopped by systemctl",

@@ -4,6 +4,7 @@ Stopped means: no process of it is alive, nothing listens on its port, its GPU m
 ladder: drain and stop by systemd (its own SIGTERM, then SIGKILL at its own deadline), SIGKILL to its control group and its
 processes while the stop is still pending (so that Restart= can't revive it), SIGKILL from the hypervisor; and then
 *unkillable*, with the evidence and what a person can do. A process that is not the service's is named and never touched.
+A server in a container is stopped through its engine, by the container's id, so that a restart policy can't revive it.
 
 Source of the behaviour that this is built for: recorded SGLang 0.5.16 runs (SIGTERM doesn't end a server with a stream in
 flight), systemd.kill(5), proc(5).
@@ -18,8 +19,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lib.deploy.service import ServiceState, kill_control_group, service_state, signal_processes, systemctl, unit_name
-from lib.errors import HostError, WorkbookError
+from lib.errors import HostError, HostTimeout, HostUnreachable, NeedsRoot, WorkbookError
 from lib.hosts.base import Host
+from lib.hosts.containers import INSPECT, Container
+from lib.hosts.engine import container_of_process
 from lib.hosts.lxc import LXCHost
 from lib.hosts.view import HostProcess, HostView
 from lib.records import Record
@@ -39,6 +42,22 @@ class Seen(Record):
     argv: str
     unit: str | None
     why: str = ""
+    container: str | None = None
+
+
+class ServingContainer(Record):
+    """A container in which an SGLang server runs: its identity, its image by digest, where its log is."""
+
+    engine: str
+    id: str
+    name: str
+    image: str
+    image_id: str | None
+    digests: list[str]
+    ports: list[int]
+    restart_policy: str | None
+    log: list[str]
+    pids: list[int]
 
 
 class Rung(Record):
@@ -63,6 +82,7 @@ class StopReport(Record):
     rungs: list[Rung] = []
     left: list[Seen] = []
     bystanders: list[Seen] = []
+    containers: list[ServingContainer] = []
     port_free: bool | None = None
     port_reason: str | None = None
     gpu_back: bool | None = None
@@ -120,18 +140,85 @@ def seen(process: HostProcess, why: str = "") -> Seen:
     """A process as a record, its command line shortened (secrets left it where it came in)."""
     return Seen(
         pid=process.pid, ticks=process.ticks, uid=process.uid, state=process.state, argv=" ".join(process.argv)[:300] or process.name,
-        unit=process.unit, why=why,
+        unit=process.unit, why=why, container="/".join(process.container) if process.container else None,
     )  # fmt: skip
 
 
-def targets(view: HostView, unit: str, port: int | None) -> tuple[dict[int, tuple[HostProcess, str]], list[Seen]]:
+def described(container: Container, pids: Iterable[int]) -> ServingContainer:
+    """A container as reports name it.
+
+    Its ports are the host's: published ones, or with the host's network the one that its command asks for.
+    """
+    ports = sorted({p for places in container.host_ports.values() for p in places})
+    if container.network_mode == "host" and (own := asked_port(container.argv)) is not None:
+        ports = sorted({*ports, own})
+    return ServingContainer(
+        engine=container.engine, id=container.id, name=container.name, image=container.image, image_id=container.image_id,
+        digests=container.image_digests, ports=ports, restart_policy=container.restart_policy, log=container.log_command, pids=sorted(pids),
+    )  # fmt: skip
+
+
+def serving_containers(host: Host, view: HostView) -> tuple[dict[str, ServingContainer], dict[str, str]]:
+    """Containers by id in which an SGLang server runs, and the reason for each whose engine doesn't answer."""
+    inside: dict[tuple[str, str], list[HostProcess]] = {}
+    for process in view.processes:
+        if process.alive and process.container is not None and process.container[0] in INSPECT and is_sglang(process):
+            inside.setdefault(process.container, []).append(process)
+    found: dict[str, ServingContainer] = {}
+    unknown: dict[str, str] = {}
+    for (_, identity), processes in inside.items():
+        try:
+            container = container_of_process(host, processes[0])
+        except (HostUnreachable, HostTimeout):
+            raise
+        except WorkbookError as error:
+            unknown[identity] = str(error.found or error)
+            continue
+        if container is not None:
+            found[identity] = described(container, (p.pid for p in processes))
+    return found, unknown
+
+
+def client_units(view: HostView) -> dict[str, str]:
+    """Units by the container's name that a `docker run --name NAME` in each of them holds."""
+    named: dict[str, str] = {}
+    for process in view.processes:
+        words = process.argv
+        if process.alive and process.unit and words and words[0].rsplit("/", 1)[-1] in INSPECT and "run" in words[1:3]:
+            for index, word in enumerate(words):
+                if word == "--name" and index + 1 < len(words):
+                    named[words[index + 1]] = process.unit
+                elif word.startswith("--name="):
+                    named[word[7:]] = process.unit
+    return named
+
+
+def own_containers(
+    view: HostView, unit: str, port: int | None, containers: Mapping[str, ServingContainer]
+) -> dict[str, ServingContainer]:
+    """Those of a service: started by its unit, or on its port and of no other unit."""
+    clients = client_units(view)
+    return {
+        identity: c
+        for identity, c in containers.items()
+        if clients.get(c.name) == unit or (port is not None and port in c.ports and c.name not in clients)
+    }
+
+
+def targets(
+    view: HostView, unit: str, port: int | None, containers: Mapping[str, ServingContainer] | None = None
+) -> tuple[dict[int, tuple[HostProcess, str]], list[Seen]]:
     """Processes of a service by pid with the reason why they are its, and bystanders that hold its port or a GPU.
 
     Its own are: those in the unit's control group and all below them; an SGLang server that listens on the port, or was
     started for it (`--port`), and is in no other service's unit, with all below it; and SGLang workers whose server is gone
-    (orphans of process 1) that hold a GPU which one of its own holds too, in no other service's unit.
+    (orphans of process 1) that hold a GPU which one of its own holds too, in no other service's unit. What runs in a container
+    whose engine described it (`containers`) is judged by the container: its name and the ports that it publishes, since a port
+    on a command line in there is not the host's.
     """
     mine: dict[int, tuple[HostProcess, str]] = {}
+    known = containers or {}
+    own = own_containers(view, unit, port, known)
 
     def take(process: HostProcess, why: str) -> None:
         for member in view.family(process.pid):
@@ -140,10 +227,16 @@ def targets(view: HostView, unit: str, port: int | None) -> tuple[dict[int, tupl
 
     for process in view.in_unit(unit):
         take(process, f"in {unit}")
+    for process in view.processes:
+        if process.alive and process.container is not None and process.container[1] in own:
+            one = own[process.container[1]]
+            take(process, f"in {one.engine} container {one.name} ({one.id[:12]})")
     owners = view.port_owners(port) if port is not None else []
     bystanders: list[Seen] = []
     for process in view.processes:
         if not process.alive or process.pid in mine or not is_sglang(process):
+            continue
+        if process.container is not None and process.container[1] in known:
             continue
         foreign = process.unit not in (None, unit) and not _session(process.unit)
         holds = process in owners or (port is not None and asked_port(process.argv) == port)
@@ -161,6 +254,7 @@ def targets(view: HostView, unit: str, port: int | None) -> tuple[dict[int, tupl
         if holder is None or pid in mine:
             continue
         orphan = is_sglang(holder) and holder.parent == 1 and (holder.unit is None or _session(holder.unit))
+        orphan = orphan and holder.container is None
         if orphan and my_gpus & set(uuids):
             take(holder, "an SGLang worker without a server, on a GPU of this service")
         else:
@@ -187,11 +281,19 @@ class _Ladder:
         self.cgroups: set[str] = set()
         self.bystanders: list[Seen] = []
         self.view: HostView | None = None
+        self.containers: dict[str, ServingContainer] = {}
+        self.described: dict[str, ServingContainer] = {}
+        self.silent: dict[str, str] = {}
 
     def look(self) -> list[HostProcess]:
         """What is alive of the service now; whatever once was its stays its until it is gone."""
         view = self.host.view(sudo=True)
-        mine, self.bystanders = targets(view, self.unit, self.port)
+        inside = {p.container[1] for p in view.processes if p.alive and p.container and is_sglang(p)}
+        if inside - set(self.described) - set(self.silent):
+            found, self.silent = serving_containers(self.host, view)
+            self.described |= found
+        self.containers |= own_containers(view, self.unit, self.port, self.described)
+        mine, self.bystanders = targets(view, self.unit, self.port, self.described)
         for process, why in mine.values():
             key = (process.pid, process.ticks)
             self.known.setdefault(key, process)
@@ -302,7 +404,12 @@ def _drain(ladder: _Ladder, state: ServiceState, alive: Sequence[HostProcess], d
     if state.known and state.active:
         systemctl(ladder.host, "stop", "--no-block", "--", ladder.unit, deadline_s=20.0).check("systemd takes the stop")
         did.append(f"systemctl stop {ladder.unit} (KillMode={state.get('KillMode')})")
-    strays = {p.pid: p.ticks for p in alive if p.unit != ladder.unit and not _has_parent_in(p, alive)}
+    did += _by_engine(ladder, "stop", drain_s)
+    strays = {
+        p.pid: p.ticks
+        for p in alive
+        if p.unit != ladder.unit and not _has_parent_in(p, alive) and not (p.container and p.container[1] in ladder.containers)
+    }
     if strays:
         taken = signal_processes(ladder.host, signal.SIGTERM, strays)
         did.append(f"SIGTERM to {', '.join(map(str, taken)) or 'none'} outside the unit")
@@ -310,6 +417,22 @@ def _drain(ladder: _Ladder, state: ServiceState, alive: Sequence[HostProcess], d
     left = ladder.wait_gone(drain_s)
     ladder.rung("drain", "; ".join(did) or "nothing to ask", began, left)
     return left
+
+
+def _by_engine(ladder: _Ladder, verb: str, seconds: float) -> list[str]:
+    """`docker stop` (its own SIGTERM, then SIGKILL at the deadline) or `docker kill` for each container of the service, by id."""
+    did = []
+    for identity, one in ladder.containers.items():
+        options = ["--time", str(max(1, int(seconds)))] if verb == "stop" else []
+        try:
+            done = ladder.host.run([one.engine, verb, *options, identity], deadline_s=seconds + 20.0, sudo=True)
+            ended = "" if done.ok else f" ended with {done.exit_code}: {done.error_text.strip()[-120:]}"
+        except (HostUnreachable, NeedsRoot):
+            raise
+        except HostError as error:
+            ended = f" failed: {error.found}"
+        did.append(f"{one.engine} {verb} {one.name} ({identity[:12]}){ended}")
+    return did
 
 
 def _has_parent_in(process: HostProcess, others: Iterable[HostProcess]) -> bool:
@@ -327,6 +450,8 @@ def _kill(ladder: _Ladder, left: Sequence[HostProcess], kill_s: float) -> list[H
         did.append("systemctl stop again")
     if now.get("ControlGroup"):
         ladder.cgroups.add(now.get("ControlGroup"))
+    if any(p.container and p.container[1] in ladder.containers for p in left):
+        did += _by_engine(ladder, "kill", 10.0)
     for cgroup in sorted(ladder.cgroups):
         if kill_control_group(ladder.host, cgroup):
             did.append(f"SIGKILL to {cgroup}")
@@ -379,7 +504,8 @@ def _report(ladder: _Ladder, state: ServiceState, before: list[Seen], word: str)
     left = [ladder.as_seen(p) for p in (ladder.look() if word != "was_not_running" else [])]
     return StopReport(
         host=ladder.host.name, unit=ladder.unit, port=ladder.port, state=word, seconds=round(time.monotonic() - ladder.began, 3),
-        before=before, rungs=ladder.rungs, left=left, bystanders=ladder.bystanders, port_free=port_free, port_reason=port_reason,
+        before=before, rungs=ladder.rungs, left=left, bystanders=ladder.bystanders,
+        containers=list(ladder.containers.values()), port_free=port_free, port_reason=port_reason,
         service=state.words(), do=_advice(ladder, left) if left else None,
     )  # fmt: skip
 
