@@ -666,11 +666,9 @@ class Deployment:
         if kept is None:  # an interrupted run left none
             self._step_prove()
             kept = self._read(f"deployments/{self.plan.id}/proof.json")
-        state = service_state(self.host, self.plan.unit)
         self._write("proven.json", {
             "id": self.plan.id, "at": time.time(), "by": _who(), "plan": self.plan.model_dump(mode="json"), "proof": kept,
-            "unit_sha256": hashlib.sha256(self.plan.unit_text.encode()).hexdigest(), "invocation": state.invocation,
-            "restarts": state.get("NRestarts"),
+            "unit_sha256": hashlib.sha256(self.plan.unit_text.encode()).hexdigest(), **self._start_facts(),
         })  # fmt: skip
         self._current(None)
         return "recorded as the last proven one"
@@ -738,7 +736,9 @@ class Deployment:
     def _start_facts(self) -> dict[str, Any]:
         """What tells this start from the next."""
         state = service_state(self.host, self.plan.unit)
-        return {"invocation": state.invocation, "restarts": state.get("NRestarts")}
+        shown = self.host.run(["journalctl", "--no-pager", "--quiet", "--lines=1", "--show-cursor"], deadline_s=30.0, sudo=True)
+        cursor = next((line[11:] for line in shown.text.splitlines() if line.startswith("-- cursor: ")), None)
+        return {"invocation": state.invocation, "restarts": state.get("NRestarts"), "cursor": cursor}
 
     def _restore(self, previous: Mapping[str, Any]) -> None:
         unit = self.plan.unit

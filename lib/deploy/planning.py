@@ -241,10 +241,11 @@ def read_measured(run: Path) -> RunMeasured:
         file = run / f"{number}.result.json"
         if file.exists():
             results[number] = NotebookResult.model_validate_json(file.read_text())
-    number = next((n for n in SERVED_BY if n in results and any(s.origin == "launched" for s in results[n].servers)), None)
-    if number is None:
+    having = [n for n in SERVED_BY if n in results and any(s.origin == "launched" for s in results[n].servers)]
+    if not having:
         found = f"{run.name} has {', '.join(results) or 'none of them'}"
         raise BadInput(f"a run in which notebook {', '.join(SERVED_BY)} launched the server", found, "run 03 first")
+    number = having[0]
     server = [s for s in results[number].servers if s.origin == "launched"][-1]
     home = run / "raw" / number / "servers" / server.launch_id
     log = None
@@ -395,9 +396,10 @@ def objections_to(
     if measured is not None:
         ran, planned = plain_command(measured.server.argv), plain_command(argv)
         if ran[1:] != planned[1:] or dict(measured.server.environment) | dict(environment) != dict(measured.server.environment):
-            only = [w for w in planned if w not in ran] or [f"{k}={v}" for k, v in environment.items()]
-            words = f"notebook {measured.notebook} of the run measured another command: {' '.join(w for w in ran if w not in planned)!r} there, "
-            out.append(Objection(name="not-measured", reason=f"{words}{' '.join(only)!r} here"))
+            here = [w for w in planned if w not in ran] or [f"{k}={v}" for k, v in environment.items()]
+            there = [w for w in ran if w not in planned]
+            words = f"notebook {measured.notebook} of the run measured another command: {' '.join(there)!r} there, {' '.join(here)!r} here"
+            out.append(Objection(name="not-measured", reason=words))
     audited = {
         "answer": report.answer,
         "findings": [f"{f.level}: {f.id}: {f.title}" for f in report.findings],
