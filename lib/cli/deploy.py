@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lib.cli._input import read_text
 from lib.deploy.deployed import deployment_state, steps_text
-from lib.deploy.deployment import DeployPlan, DeployReport, PlanReport, by_hand, check_plan
+from lib.deploy.deployment import DeployPlan, PlanReport, by_hand, check_plan
 from lib.deploy.planning import Prepared, prepare
 from lib.deploy.proof import Proof, prove
 from lib.errors import BadInput, NeedsRoot
@@ -133,7 +133,8 @@ def plan_text(plan: PlanReport) -> str:
     out += [f"  pid {p['pid']} {p['why']}: {p['argv'][:110]}{_gpu(p)}" for p in plan.runs]
     for one in plan.containers:
         image = ", ".join(one.get("digests") or []) or one.get("image_id") or one.get("reason")
-        out.append(f"  container {one.get('name', '?')} ({str(one['id'])[:12]}): {image}; log: {' '.join(one.get('log', [])) or 'not known'}")
+        log = " ".join(one.get("log", [])) or "not known"
+        out.append(f"  container {one.get('name', '?')} ({str(one['id'])[:12]}): {image}; log: {log}")
     out.append(f"  port: {plan.port_held_by or 'free'}")
     out += [f"  GPU {g['gpu']} ({g['uuid']}): {g['used_mib']} MiB, pids {g['holders'] or 'none'}" for g in plan.gpus]
     out += [] if plan.gpus else [f"  GPU memory: {plan.gpus_reason}"]
@@ -158,7 +159,3 @@ def proof_text(proof: Proof) -> str:
     rows += [f"  {c.status:7} {c.id}: {c.claim}; expected {c.expected}, found {c.found}" for c in proof.claims]
     return "\n".join(rows)
 
-
-def report_outcome(report: DeployReport) -> int:
-    """The exit code of a rollout."""
-    return EXIT[report.outcome]

@@ -444,11 +444,11 @@ class Deployment:
     def _do(self, name: str, record: bool = True) -> None:
         began = time.monotonic()
         self._at = name
-        self.say(name)
         self._still_locked()
         try:
             if record:
                 self._current(name)
+            self.say(name)
             outcome = getattr(self, f"_step_{name}")()
         except (HostUnreachable, NeedsRoot, _StepFailed):
             raise

@@ -476,8 +476,13 @@ def notebook_states(run: NotebookRun) -> dict[str, str]:
     return {n.notebook: n.state for n in index.notebooks if n.notebook != run.number and n.notebook in index.selected}
 
 
-def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict]) -> Path:
-    """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence."""
+def write_state(
+    run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict], served: Sequence[Any] = ()
+) -> Path:
+    """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence.
+
+    `served` are the lines about a service that was deployed: what is proven of it.
+    """
     params: DeployParams = run.params  # type: ignore[assignment]
     here = run.evidence(run.log_file(launch).parent / "launch.json")
     instructions: list[Any] = [(recommendation(run, unit, made), Evidence(path=f"{run.number}.result.json"))]
@@ -497,7 +502,7 @@ def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None
         if state != "done":
             done.append((f"Notebook {number}: {state.replace('_', ' ')}", Evidence(path="result.json")))
     done.append((f"Ran the configuration as launch {launch.launch_id} ({launch.state})", here))
-    text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made], done)
+    text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made, *served], done)
     return local.write_atomic(run.folder / "state.md", text)
 
 

@@ -72,8 +72,7 @@ def look(host: Host, service: str, record: dict[str, Any], api_key: str | None =
     health, info = _ask(host, expected, api_key, reasons)
     facts = served_facts(log, info)
     containers = own_containers(view, unit, expected.port, serving_containers(host, view)[0])
-    inside = {identity for identity in containers}
-    mine = {p.pid for p in view.processes if p.alive and (p.unit == unit or (p.container and p.container[1] in inside))}
+    mine = {p.pid for p in view.processes if p.alive and (p.unit == unit or (p.container and p.container[1] in containers))}
     owners = view.port_owners(expected.port)
     published = any(expected.port in c.ports for c in containers.values())
     current = record_of(host, service, "current.json")
@@ -124,7 +123,7 @@ def _on_disk(host: Host, text: str | None, reasons: dict[str, str]) -> str | Non
     if not python.rsplit("/", 1)[-1].startswith("python"):
         reasons["version-on-disk"] = "the unit's command is no Python of the host"
         return None
-    path = parse_unit(text or "").environment.get("PYTHONPATH")
+    path = parse_unit(text or "").environment().get("PYTHONPATH")
     try:
         done = host.run([python, "-c", _VERSION], deadline_s=60.0, env={"PYTHONPATH": path} if path else None)
     except HostUnreachable:

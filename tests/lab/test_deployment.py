@@ -8,8 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,8 @@ def unit_text(note: str, environment: str = "", restart: str = "Restart=on-failu
     """A sound unit for the stand-in."""
     return (
         f"[Unit]\nDescription={note}\nAfter=network-online.target\nWants=network-online.target\nStartLimitIntervalSec=60\nStartLimitBurst=3\n"
-        f"[Service]\nType=exec\nUser=nobody\nEnvironment=PYTHONPATH={HOME} PYTHONDONTWRITEBYTECODE=1 STAND_IN_LOAD_S=0.3 STAND_IN_POLL_S=0.3\n"
+        f"[Service]\nType=exec\nUser=nobody\nEnvironment=PYTHONPATH={HOME} PYTHONDONTWRITEBYTECODE=1\n"
+        "Environment=STAND_IN_LOAD_S=0.3 STAND_IN_POLL_S=0.3\n"
         f"Environment={environment or 'X=1'}\n"
         f"ExecStart=/usr/bin/python3 -m sglang.launch_server --model-path m --port {PORT} --kv-cache-dtype bf16\n"
         f"KillMode=mixed\nTimeoutStopSec=20\nTimeoutStartSec=60\n{restart}\n[Install]\nWantedBy=multi-user.target\n"
@@ -98,9 +100,7 @@ def deploy(host: Host, what: DeployPlan, folder: Path, **options: Any) -> Deploy
 
 
 @pytest.mark.parametrize("way", ["ssh", "pct", "user"])
-def test_a_rollout_is_proven(
-    way: str, any_guest: Host, guest: Host, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_rollout_is_proven(way: str, guest: Host, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Over each way there is: installed, started, every needed claim passed from this start's own journal; the record is on the host."""
     host: Host = {
         "ssh": guest,
@@ -134,15 +134,17 @@ def test_a_failed_proof_brings_the_last_proven_one_back(guest: Host, tmp_path: P
 
 @pytest.mark.parametrize(
     ("environment", "words"),
-    [("STAND_IN_DIE=boom", "ready: the unit is"), ("STAND_IN_HEALTH_ONLY=1", "answers: expected"), ("STAND_IN_ANSWER=!!!!!!!!!!!!", "one character repeated"),
-     ("STAND_IN_TOKENS=60000", "kv-tokens: expected 65536"), ("STAND_IN_VERSION=0.5.14", "version: expected 0.5.15.post1")],
+    [("STAND_IN_DIE=boom", "ready: the unit is"), ("STAND_IN_HEALTH_ONLY=1", "answers: expected"),
+     ("STAND_IN_ANSWER=!!!!!!!!!!!! STAND_IN_TOKENS=60000 STAND_IN_VERSION=0.5.14", "one character repeated")],
 )  # fmt: skip
 def test_a_new_server_that_is_no_good_is_never_left_in_place(
     guest: Host, tmp_path: Path, environment: str, words: str
 ) -> None:
-    """It dies at start, answers health and nothing else, talks garbage, has another pool or version: rolled back to nothing."""
+    """It dies at start, answers health and nothing else, talks garbage with another pool and version: rolled back to nothing."""
     report = deploy(guest, plan("bad", environment, ready_timeout_s=8.0), tmp_path)
     assert report.outcome == "rolled_back" and words in report.reason, report.reason
+    if "VERSION" in environment:
+        assert "kv-tokens: expected 65536" in report.reason and "version: expected 0.5.15.post1" in report.reason
     assert not guest.exists(f"/etc/systemd/system/{SERVICE}.service") and not serves(guest)
     assert service_state(guest, SERVICE).get("UnitFileState") in ("", "not-found")
 
@@ -162,31 +164,33 @@ def interrupted(host: Host, what: DeployPlan, folder: Path, at: str) -> None:
         Deployment(host, what, folder, say=say).run()
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_rollout_interrupted_at_a_step_is_continued_by_running_it_again(
-    guest: Host, tmp_path: Path, step: str
-) -> None:
-    """At every step: the same plan goes on and is proven; meanwhile another plan is refused by name."""
-    assert deploy(guest, plan("one"), tmp_path / "1").outcome == "proven"
-    interrupted(guest, plan("two"), tmp_path / "2", step)
-    if step != "save":
-        with pytest.raises(Unfinished, match=plan("two").id):
-            deploy(guest, plan("three"), tmp_path / "3")
-    report = deploy(guest, plan("two"), tmp_path / "4")
-    assert report.outcome == "proven" and description(guest) == "two" and serves(guest), report
+def test_a_rollout_interrupted_at_any_step_is_undone_or_continued(guest: Host, tmp_path: Path) -> None:
+    """At every step: another plan is refused by name, `undo` leaves the old unit running, and the same plan goes on to its proof.
+
+    The two plans take turns, so each finds what an older rollout of itself had saved.
+    """
+    old, new = plan("one"), plan("two")
+    assert deploy(guest, old, tmp_path / "0").outcome == "proven"
+    for step in STEPS:
+        interrupted(guest, new, tmp_path / f"{step}-1", step)
+        if step != "save":
+            with pytest.raises(Unfinished, match=new.id):
+                deploy(guest, plan("three"), tmp_path / f"{step}-2")
+        report = Deployment(guest, new, tmp_path / f"{step}-3").undo()
+        assert report.outcome == "undone", report
+        assert (service_note(old), True) == (description(guest), serves(guest)), step
+        assert not guest.exists(f"{STATE_FOLDER}/{SERVICE}/current.json")
+        interrupted(guest, new, tmp_path / f"{step}-4", step)
+        report = deploy(guest, new, tmp_path / f"{step}-5")
+        assert report.outcome == "proven" and description(guest) == service_note(new) and serves(guest), report
+        kept = json.loads(guest.read_file(f"{STATE_FOLDER}/{SERVICE}/proven.json"))
+        assert kept["id"] == new.id and kept["proof"]["claims"], step
+        old, new = new, old
 
 
-@pytest.mark.parametrize("step", STEPS)
-def test_a_rollout_interrupted_at_a_step_is_undone(guest: Host, tmp_path: Path, step: str) -> None:
-    """At every step: `undo` leaves the old unit running, as it was."""
-    assert deploy(guest, plan("one"), tmp_path / "1").outcome == "proven"
-    interrupted(guest, plan("two"), tmp_path / "2", step)
-    if step == "save":
-        return
-    report = Deployment(guest, plan("two"), tmp_path / "3").undo()
-    assert report.outcome == "undone", report
-    assert description(guest) == "one" and serves(guest)
-    assert not guest.exists(f"{STATE_FOLDER}/{SERVICE}/current.json")
+def service_note(what: DeployPlan) -> str:
+    """A plan's description."""
+    return next(line for line in what.unit_text.splitlines() if line.startswith("Description=")).removeprefix("Description=")
 
 
 def test_a_killed_workbook_leaves_a_rollout_that_goes_on(lab: Lab, guest: Host, tmp_path: Path) -> None:
@@ -194,9 +198,11 @@ def test_a_killed_workbook_leaves_a_rollout_that_goes_on(lab: Lab, guest: Host, 
     file = tmp_path / "plan.json"
     file.write_text(plan("two", "STAND_IN_LOAD_S=4", ready_timeout_s=30.0).model_dump_json())
     code = (
-        "import sys; from pathlib import Path\nfrom lib.deploy.deployment import Deployment, DeployPlan\nfrom lib.hosts.ssh import SSHHost\n"
+        "import sys; from pathlib import Path\n"
+        "from lib.deploy.deployment import Deployment, DeployPlan\nfrom lib.hosts.ssh import SSHHost\n"
         "host = SSHHost('guest-101', config=sys.argv[2], name='guest-101')\n"
-        "Deployment(host, DeployPlan.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[3]), say=lambda w: print(w, flush=True)).run()\n"
+        "plan = DeployPlan.model_validate_json(Path(sys.argv[1]).read_text())\n"
+        "Deployment(host, plan, Path(sys.argv[3]), say=lambda w: print(w, flush=True)).run()\n"
     )
     first = subprocess.Popen(
         [sys.executable, "-c", code, str(file), str(lab.config), str(tmp_path / "a")], cwd=ROOT, stdout=subprocess.PIPE, text=True,
@@ -212,14 +218,7 @@ def test_a_killed_workbook_leaves_a_rollout_that_goes_on(lab: Lab, guest: Host, 
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
     what = DeployPlan.model_validate_json(file.read_text())
-    end = time.monotonic() + 40
-    while True:
-        try:
-            report = deploy(guest, what, tmp_path / "c")
-            break
-        except Busy:
-            assert time.monotonic() < end
-            time.sleep(1)
+    report = again(lambda: deploy(guest, what, tmp_path / "c"))
     assert report.outcome == "proven", report
 
 
@@ -255,6 +254,70 @@ def test_dropins_of_the_old_unit_do_not_change_the_new_one_and_come_back(guest: 
     assert report.outcome == "proven" and not guest.exists(path)
     assert Deployment(guest, plan("two"), tmp_path / "3").undo().outcome == "undone"
     assert guest.exists(path) and description(guest) == "one" and serves(guest)
+    with pytest.raises(BadInput, match="undone already"):  # a nervous second time must not take the service away
+        Deployment(guest, plan("two"), tmp_path / "4").undo()
+    assert serves(guest)
+
+
+def test_a_masked_unit_is_replaced_and_masked_again(guest: Host, tmp_path: Path) -> None:
+    """The link is replaced, what it leads to is not written: /dev/null stays what it is."""
+    path = f"/etc/systemd/system/{SERVICE}.service"
+    guest.run(["ln", "-s", "/dev/null", path]).check("masked")
+    systemctl(guest, "daemon-reload")
+    assert deploy(guest, plan("bad", "STAND_IN_DIE=x", ready_timeout_s=5.0), tmp_path).outcome == "rolled_back"
+    found = guest.entry(path)
+    assert found and found.kind == "link" and found.target == "/dev/null"
+    assert guest.run(["test", "-c", "/dev/null"]).ok
+
+
+def test_the_network_cut_in_mid_copy(lab: Lab, guest: Host, tmp_path: Path) -> None:
+    """The copy never ends half: the old unit runs on, and the same plan is finished when the network is back."""
+    assert deploy(guest, plan("one"), tmp_path / "1").outcome == "proven"
+    what = plan("two", environment_file=f"/etc/{SERVICE}.env")
+    text = "A=1\n" + "#" * 30_000_000 + "\n"
+    with contextlib.ExitStack() as stack, lab.ssh("guest-101") as own:
+
+        def say(words: str) -> None:
+            if words == "put":
+                threading.Timer(0.4, lambda: stack.enter_context(faults.network_cut(lab, 101))).start()
+
+        with pytest.raises(HostError):
+            Deployment(own, what, tmp_path / "2", environment=text, say=say).run()
+    with lab.ssh("guest-101") as fresh:
+        assert description(fresh) in ("one", "two") and serves(fresh)
+        assert not fresh.exists(f"/etc/{SERVICE}.env") or fresh.entry(f"/etc/{SERVICE}.env").size == len(text)
+        report = again(lambda: Deployment(fresh, what, tmp_path / "3", environment="A=1\n").run())
+        assert report.outcome == "proven" and description(fresh) == "two", report
+        assert not fresh.run(["sh", "-c", f"ls -a /etc | grep -F {SERVICE}.env. | grep part"]).text
+
+
+def again(attempt: Callable[[], DeployReport], seconds: float = 40) -> DeployReport:
+    """A rollout as soon as the lock of a connection that was cut is free."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return attempt()
+        except Busy:
+            assert time.monotonic() < end
+            time.sleep(1)
+
+
+def test_a_key_is_in_a_file_that_only_root_and_the_service_read(guest: Host, tmp_path: Path) -> None:
+    """With an API key the server refuses whoever has none; the key is on no command line, in no unit and in no local file."""
+    key, path = "sk-very-secret-0123456789", f"/etc/{SERVICE}.key.yaml"
+    base = plan("keyed", key_file=path, key_reader="nobody")
+    text = base.unit_text.replace("--kv-cache-dtype bf16", f"--kv-cache-dtype bf16 --config {path}")
+    what = base.model_copy(update={"unit_text": text, "expectation": base.expectation.model_copy(update={"api_key_env": "LAB_KEY"})})
+    with pytest.raises(BadInput, match="LAB_KEY"):
+        deploy(guest, what, tmp_path / "1")
+    assert not guest.exists(f"{STATE_FOLDER}/{SERVICE}")
+    report = deploy(guest, what, tmp_path / "2", api_key=key)
+    assert report.outcome == "proven" and report.proof, report
+    assert {c.id: c.status for c in report.proof.claims}["key-needed"] == "pass"
+    entry = guest.entry(path)
+    assert entry and entry.mode & 0o777 == 0o640 and entry.uid == 0
+    assert key not in guest.run(["ps", "axww"]).text + guest.run(["systemctl", "show", SERVICE]).text
+    assert not [f for f in tmp_path.rglob("*") if f.is_file() and key in f.read_text(errors="replace")]
 
 
 def test_secrets_stay_on_the_host(guest: Host, tmp_path: Path) -> None:

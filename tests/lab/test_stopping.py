@@ -186,3 +186,50 @@ def test_a_process_in_uninterruptible_sleep_is_unkillable_and_named(guest: Host,
             end = time.monotonic() + 10
             while guest.view().in_unit("stuck.service") and time.monotonic() < end:
                 time.sleep(0.2)
+
+
+FAKE_ENGINE = """#!/usr/bin/python3
+import json, os, signal, subprocess, sys
+ID, PORT, POLICY = {identity!r}, {port}, "unless-stopped"
+words = sys.argv[1:]
+with open("/run/fake-docker.log", "a") as log:
+    log.write(" ".join(words) + "\\n")
+scope = "/sys/fs/cgroup/system.slice/docker-" + ID + ".scope/cgroup.procs"
+pids = [int(p) for p in open(scope).read().split()] if os.path.exists(scope) else []
+if words[0] == "inspect":
+    print(json.dumps([{{"Id": ID, "Name": "/old", "Image": "sha256:" + "b" * 64, "RestartCount": 0, "Path": "python3", "Args": [],
+        "State": {{"Running": bool(pids), "Pid": pids[0] if pids else 0, "StartedAt": "x"}}, "Config": {{"Image": "lmsysorg/sglang:v1"}},
+        "HostConfig": {{"NetworkMode": "bridge", "RestartPolicy": {{"Name": POLICY}}, "LogConfig": {{"Type": "json-file"}}}},
+        "NetworkSettings": {{"Ports": {{"30000/tcp": [{{"HostIp": "127.0.0.1", "HostPort": str(PORT)}}]}}}}}}]))
+elif words[0] == "image":
+    print(json.dumps([{{"RepoDigests": ["lmsysorg/sglang@sha256:" + "c" * 64]}}]))
+elif words[0] in ("stop", "kill"):
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+"""
+
+
+def test_a_server_in_a_container_is_stopped_through_its_engine(guest: Host) -> None:
+    """Named with its image's digest, ended by `docker stop` of its id; a container on another port is a bystander's and lives."""
+    ids = {"mine": "a" * 64, "other": "d" * 64}
+    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
+    guest.put(b"", f"{HOME}/sglang/__init__.py")
+    guest.put(FAKE_ENGINE.format(identity=ids["mine"], port=PORT).encode(), "/usr/bin/docker", mode=0o755)
+    server = "exec python3 -m sglang.launch_server --model-path m --port"
+    try:
+        for name, port in (("mine", PORT), ("other", PORT + 1)):
+            guest.run([
+                "systemd-run", "--quiet", "--collect", f"--unit=start-{name}", f"--setenv=PYTHONPATH={HOME}",
+                "--setenv=STAND_IN_LOAD_S=0.2", "--", "systemd-run", "--quiet", "--scope", f"--unit=docker-{ids[name]}", "--", "sh", "-c", f"{server} {port}",
+            ]).check("a server in a container's scope")  # fmt: skip
+        ready(guest)
+        report = stop_service(guest, "old", PORT, drain_s=4, kill_s=6)
+        assert report.gone, report
+        assert [(c.id, c.digests) for c in report.containers] == [(ids["mine"], [f"lmsysorg/sglang@sha256:{'c' * 64}"])]
+        said = guest.read_file("/run/fake-docker.log").decode()
+        assert f"stop --time 4 {ids['mine']}" in said and f"stop --time 4 {ids['other']}" not in said
+        left = [p for p in guest.view().processes if p.alive and p.container == ("docker", ids["other"])]
+        assert left, "the other container's server must live"
+    finally:
+        guest.run(["systemctl", "kill", "--signal=SIGKILL", *(f"docker-{identity}.scope" for identity in ids.values())])
+        guest.run(["rm", "-f", "/usr/bin/docker", "/run/fake-docker.log"])
