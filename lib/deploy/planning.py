@@ -395,17 +395,23 @@ def objections_to(
     out += [Objection(name="capacity", reason="; ".join(reasons))] if reasons else []
     if measured is not None:
         ran, planned = plain_command(measured.server.argv), plain_command(argv)
-        if ran[1:] != planned[1:] or dict(measured.server.environment) | dict(environment) != dict(measured.server.environment):
-            here = [w for w in planned if w not in ran] or [f"{k}={v}" for k, v in environment.items()]
-            there = [w for w in ran if w not in planned]
-            words = f"notebook {measured.notebook} of the run measured another command: {' '.join(there)!r} there, {' '.join(here)!r} here"
-            out.append(Objection(name="not-measured", reason=words))
+        there = [w for w in ran[1:] if w not in planned] + _only(measured.server.environment, environment)
+        here = [w for w in planned[1:] if w not in ran] + _only(environment, measured.server.environment)
+        if ran[1:] != planned[1:] or there or here:
+            found = f"only there: {' '.join(there) or 'nothing'}; only here: {' '.join(here) or 'nothing'}"
+            reason = f"notebook {measured.notebook} of the run measured another command or environment; {found}"
+            out.append(Objection(name="not-measured", reason=reason))
     audited = {
         "answer": report.answer,
         "findings": [f"{f.level}: {f.id}: {f.title}" for f in report.findings],
         "not_checked": [f"{gap.id}: {gap.why}" for gap in report.not_checked],
     }
     return out, {"audit": audited, "capacity": capacity}
+
+
+def _only(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Assignments of one environment that the other doesn't have."""
+    return [f"{name}={value}" for name, value in sorted(one.items()) if other.get(name) != value]
 
 
 def capacity_objections(
@@ -438,26 +444,26 @@ def capacity_objections(
                 checkpoint, tp=int(asked.get("tp_size", 1)), kv_cache_dtype=asked.get("kv_cache_dtype", "auto"), sglang_version=version,
                 platform="cuda" if gpu else "cpu", gpu_memory_mib=memory, **taken,
             )  # fmt: skip
+            tokens, requests = pools.max_total_num_tokens, requests or pools.max_running_requests
+            about |= {"max_total_num_tokens": tokens, "from": "lib.model.memory.predict_pools", "notes": list(pools.notes)}
         except BadInput as error:
-            if "no memory" in str(error) or "leave" in str(error):
+            about["not_predicted"] = str(error)
+            if re.search(r"memory left for the KV cache|memory for at least one page", str(error)):  # weights that don't fit: SGLang would refuse to start
                 out.append(str(error))
-            return out, {**about, "not_predicted": str(error)}
-        tokens, requests = pools.max_total_num_tokens, requests or pools.max_running_requests
-        about |= {"max_total_num_tokens": tokens, "from": "lib.model.memory.predict_pools", "notes": list(pools.notes)}
-    about |= {"max_running_requests": requests, "full_length_requests": round(tokens / context, 2) if context else None}
+    about |= {"max_running_requests": requests, "full_length_requests": round(tokens / context, 2) if tokens and context else None}
     if params.context_tokens is not None:
         if context and params.context_tokens > context:
             out.append(f"a request of {params.context_tokens} tokens is longer than the context of {context}")
-        if params.context_tokens > tokens:
+        if tokens is not None and params.context_tokens > tokens:
             out.append(f"a request of {params.context_tokens} tokens does not fit into a KV pool of {tokens}")
     if params.concurrent_requests is not None:
         if requests and params.concurrent_requests > requests:
             out.append(f"{params.concurrent_requests} requests at once are more than max_running_requests={requests}")
         need = params.concurrent_requests * (params.context_tokens or 0)
-        if need > tokens:
+        if tokens is not None and need > tokens:
             words = f"{params.concurrent_requests} requests of {params.context_tokens} tokens"
             out.append(f"{words} take {need} tokens, the KV pool holds {tokens}")
-    if "context_length" in asked and params.context_tokens is None and context and context > tokens:
+    if "context_length" in asked and params.context_tokens is None and context and tokens is not None and context > tokens:
         out.append(f"the context of {context} tokens that is asked for does not fit into a KV pool of {tokens}")
     return out, about
 

@@ -53,7 +53,8 @@ def test_nothing_changed_is_no_drift() -> None:
         ({"arguments": {"tp_size": 2, "kv_cache_dtype": "bf16"}}, {"flags"}), ({"max_total_num_tokens": 980}, {"pool-tokens"}),
         ({"accept_length": 2.6}, {"accept-length"}), ({"retractions": 3}, {"retractions"}), ({"health": 503}, {"health"}),
         ({"health": None}, {"health"}), ({"port_owned": False, "port_holders": [SEEN]}, {"port-owner"}),
-        ({"journal_errors": ["CUDA error"]}, {"journal"}), ({"gpu_strangers": [SEEN]}, {"gpu-holders"}), ({"gpu_mib": 1060.0}, {"gpu-memory"}),
+        ({"journal_errors": ["CUDA error"]}, {"journal"}), ({"gpu_strangers": [SEEN]}, {"gpu-holders"}),
+        ({"gpu_mib": 1060.0}, {"gpu-memory"}),
         ({"unfinished": "plan p2 at step stop"}, {"rollout"}),
     ],
 )  # fmt: skip

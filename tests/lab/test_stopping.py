@@ -218,9 +218,10 @@ def test_a_server_in_a_container_is_stopped_through_its_engine(guest: Host) -> N
     server = "exec python3 -m sglang.launch_server --model-path m --port"
     try:
         for name, port in (("mine", PORT), ("other", PORT + 1)):
+            scope = ["systemd-run", "--quiet", "--scope", f"--unit=docker-{ids[name]}", "--", "sh", "-c", f"{server} {port}"]
             guest.run([
                 "systemd-run", "--quiet", "--collect", f"--unit=start-{name}", f"--setenv=PYTHONPATH={HOME}",
-                "--setenv=STAND_IN_LOAD_S=0.2", "--", "systemd-run", "--quiet", "--scope", f"--unit=docker-{ids[name]}", "--", "sh", "-c", f"{server} {port}",
+                "--setenv=STAND_IN_LOAD_S=0.2", "--", *scope,
             ]).check("a server in a container's scope")  # fmt: skip
         ready(guest)
         report = stop_service(guest, "old", PORT, drain_s=4, kill_s=6)
