@@ -28,7 +28,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lib.deploy.proof import Bench, Expectation, Proof, prove, reach
-from lib.deploy.service import ServiceState, service_state, signal_processes, systemctl, unit_name
+from lib.deploy.service import ServiceState, require_systemd, service_state, signal_processes, systemctl, unit_name
 from lib.deploy.stopping import StopReport, seen, serving_containers, stop_service, targets
 from lib.deploy.unit import lint_unit
 from lib.errors import BadInput, Busy, HostError, HostTimeout, HostUnreachable, NeedsRoot, WorkbookError
@@ -325,6 +325,7 @@ class Deployment:
         """
         check_plan(self.plan)
         self._control("http://127.0.0.1:1")  # a key that nobody has is found before anything is touched
+        require_systemd(self.host)
         with self._locked():
             current = self._read("current.json")
             if current and current["step"] == STEPS[0]:

@@ -448,7 +448,7 @@ def capacity_objections(
             about |= {"max_total_num_tokens": tokens, "from": "lib.model.memory.predict_pools", "notes": list(pools.notes)}
         except BadInput as error:
             about["not_predicted"] = str(error)
-            if re.search(r"memory left for the KV cache|memory for at least one page", str(error)):  # weights that don't fit: SGLang would refuse to start
+            if re.search(r"memory left for the KV cache|memory for at least one page", str(error)):  # SGLang wouldn't start
                 out.append(str(error))
     about |= {"max_running_requests": requests, "full_length_requests": round(tokens / context, 2) if tokens and context else None}
     if params.context_tokens is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lib.deploy.service import kill_control_group, read_properties, unit_name
-from lib.deploy.stopping import asked_port, is_sglang, targets
+from lib.deploy.stopping import ServingContainer, asked_port, is_sglang, targets
 from lib.errors import BadInput
 from lib.hosts.base import LocalHost
 from lib.hosts.view import HostGpu, HostProcess, HostView, Listener
@@ -134,3 +134,29 @@ def test_only_a_services_control_group_is_ever_killed(path: str) -> None:
 def test_properties_are_read_as_systemd_writes_them() -> None:
     """Values may hold `=`; a line of something else is no property."""
     assert read_properties("A=b=c\nB=\nnoise\nx y=1\n") == {"A": "b=c", "B": ""}
+
+
+def box(identity: str, name: str, ports: list[int]) -> ServingContainer:
+    """A container with a server in it."""
+    return ServingContainer(
+        engine="docker", id=identity, name=name, image="i", image_id=None, digests=[], ports=ports, restart_policy="always",
+        log=[], pids=[],
+    )  # fmt: skip
+
+
+def inside(pid: int, identity: str) -> HostProcess:
+    """A server in a container whose own port is 30000, whatever the host's is."""
+    return process(pid, SERVER, unit=f"docker-{identity}.scope", container=("docker", identity))
+
+
+def test_a_container_is_the_services_by_its_published_port_or_its_units_client() -> None:
+    """A port on a command line in a container is not the host's; another unit's container is a bystander's; an unknown one is by port."""
+    a, b, c = "a" * 64, "b" * 64, "c" * 64
+    client = process(9, ["/usr/bin/docker", "run", "--rm", "--name", "theirs", "i"], unit="theirs.service")
+    own_client = process(8, ["/usr/bin/docker", "run", "--name=ours", "i"], unit="sglang.service")
+    found = view([inside(20, a), inside(21, b), inside(22, c), client, own_client])
+    boxes = {a: box(a, "old", [30000]), b: box(b, "theirs", [30000]), c: box(c, "ours", [31000])}
+    assert sorted(targets(found, "sglang.service", 30000, boxes)[0]) == [8, 20, 22]
+    assert sorted(targets(found, "new.service", 31999, boxes)[0]) == []
+    # without an engine that answers, only its command line is left to go by
+    assert sorted(targets(view([inside(20, a)]), "sglang.service", 30000)[0]) == [20]

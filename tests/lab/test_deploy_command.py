@@ -25,7 +25,8 @@ PORT = 31300
 KEY = "sk-typed-0123456789abcdef"
 STAND_IN = {
     "model": "/srv/model", "python": "/usr/bin/python3", "sglang_version": "0.5.15.post1", "stop_timeout_s": 5, "ready_timeout_s": 30,
-    "flags": {"kv_cache_dtype": "bf16", "device": "cpu"}, "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "0.5", "STAND_IN_POLL_S": "0.3"},
+    "flags": {"kv_cache_dtype": "bf16", "device": "cpu"},
+    "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "0.5", "STAND_IN_POLL_S": "0.3"},
 }  # fmt: skip
 
 
@@ -35,7 +36,8 @@ def clean(guest: Host) -> Iterator[None]:
     faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
     guest.put(b"", f"{HOME}/sglang/__init__.py")
     path = resolve_model(load_profile(TINY).server.model or "")
-    guest.run(["sh", "-c", f"chmod -R a+rX {HOME}; mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"]).check("a model")
+    script = f"chmod -R a+rX {HOME}; mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"
+    guest.run(["sh", "-c", script]).check("a model")
 
     def sweep() -> None:
         systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
@@ -105,7 +107,8 @@ def test_the_real_server_is_deployed_proven_crashed_and_proven_again(
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads(done.stdout)
     status = {c["id"]: c["status"] for c in report["proof"]["claims"]}
-    assert {"running", "ready", "answers", "version", "kv-dtype", "key-needed", "audit"} <= {k for k, v in status.items() if v == "pass"}, status
+    wanted = {"running", "ready", "answers", "version", "kv-dtype", "key-needed", "audit"}
+    assert wanted <= {k for k, v in status.items() if v == "pass"}, status
     assert report["restart_proof"]["invocation"] != report["proof"]["invocation"]
     assert KEY not in done.stdout + done.stderr
     assert not [f for f in (tmp_path / "outputs").rglob("*") if f.is_file() and KEY in f.read_text(errors="replace")]
