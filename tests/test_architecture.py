@@ -14,7 +14,8 @@ PURE = [
     "server/flags", "server/log", "server/log_records", "server/lines", "server/failures", "server/progress", "server/redact",
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/facts", "model/memory", "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
-    "deploy/unit_render", "deploy/unit_lint", "deploy/drift", "deploy/deployed", "report/tables", "report/state", "report/text", "report/provenance", "records", "errors",
+    "deploy/unit_render", "deploy/unit_lint", "deploy/drift", "deploy/deployed", "report/tables", "report/state", "report/text",
+    "report/provenance", "records", "errors",
 ]  # fmt: skip
 #: What reaches processes, sockets, HTTP, clocks or files.
 WORLD = {
