@@ -24,6 +24,7 @@ from tests.lab.lab import Lab
 HOME = "/opt/stand-in"
 SERVICE = "sglang-typed"
 PORT = 31300
+KEY = "sk-typed-0123456789abcdef"
 FAKETIME = next(
     (
         path
