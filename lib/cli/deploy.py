@@ -11,7 +11,7 @@ from pathlib import Path
 from lib.cli._input import read_text
 from lib.deploy.deployed import deployment_state, steps_text
 from lib.deploy.deployment import DeployPlan, PlanReport, by_hand, check_plan
-from lib.deploy.planning import Prepared, prepare
+from lib.deploy.planning import Prepared, prepare, prepare_undo
 from lib.deploy.proof import Proof, prove
 from lib.errors import BadInput, NeedsRoot
 from lib.hosts import local
@@ -54,12 +54,12 @@ def run(args: argparse.Namespace) -> int:
     """See EPILOG."""
     began = time.time()
     try:
-        made = prepare(
-            args.profile,
-            find_run(args.run_id) if args.run_id else None,
-            _overrides(args.override),
-            read_text(args.environment_file, "an environment file", MAX_ENVIRONMENT) if args.environment_file else None,
-        )
+        overrides = _overrides(args.override)
+        secrets = read_text(args.environment_file, "an environment file", MAX_ENVIRONMENT) if args.environment_file else None
+        if args.undo:
+            made = prepare_undo(args.profile, secrets)
+        else:
+            made = prepare(args.profile, find_run(args.run_id) if args.run_id else None, overrides, secrets)
         host = made.place.host
         folder = outputs_root() / "deployments" / made.plan.unit / time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
         rollout = made.deployment(folder, lambda words: print(f"{time.time() - began:7.1f} s  {words}", file=sys.stderr, flush=True))
@@ -68,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
             print(plan.model_dump_json() if args.json else plan_text(plan))
             return 1 if plan.refused else 0
         if (reason := host.can_root()) is not None:
+            if args.undo:
+                raise NeedsRoot("root on the host, to go back", reason)
             print(json.dumps(_for_a_person(made.plan, reason)) if args.json else hand_text(made.plan, reason))
             return 2
         if args.prove:
@@ -81,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         print(report.model_dump_json() if args.json else f"{steps_text(report)}\nevidence: {folder}")
         return EXIT[report.outcome]
     except NeedsRoot as error:
-        raise NeedsRoot(error.expected, error.found, "workbook deploy --plan shows the commands for a person") from error
+        raise BadInput(error.expected, error.found, "workbook deploy --plan shows the commands for a person") from error
     finally:
         close_all()
 

@@ -214,6 +214,20 @@ def check_plan(plan: DeployPlan) -> None:
         )
 
 
+def kept_plan(saved: Mapping[str, Any]) -> DeployPlan:
+    """A plan as a host keeps it, also one of another version of this workbook: fields that this one doesn't know are left out.
+
+    Raises:
+        HostError: it is no plan.
+    """
+    try:
+        expected = {k: v for k, v in dict(saved["expectation"]).items() if k in Expectation.model_fields}
+        known = {k: v for k, v in saved.items() if k in DeployPlan.model_fields}
+        return DeployPlan.model_validate({**known, "expectation": expected})
+    except (ValidationError, KeyError, TypeError, ValueError) as error:
+        raise HostError("a plan that this workbook can read", str(error).splitlines()[0]) from error
+
+
 class Deployment:
     """A rollout on one host.
 
@@ -243,6 +257,7 @@ class Deployment:
         self.host, self.plan, self.folder, self.say = host, plan, folder, say
         self.environment, self.api_key, self.hypervisor, self.bench = environment, api_key, hypervisor, bench
         self.base = f"{STATE_FOLDER}/{plan.service.removesuffix('.service')}"
+        self.id = plan.id
         self.steps: list[Step] = []
         self.stop_report: StopReport | None = None
         self.proof: Proof | None = None
@@ -268,7 +283,7 @@ class Deployment:
         if step is None:
             self.host.remove(f"{self.base}/current.json", sudo=True)
         else:
-            self._write("current.json", {"id": self.plan.id, "step": step, "by": _who(), "at": time.time()})
+            self._write("current.json", {"id": self.id, "step": step, "by": _who(), "at": time.time()})
 
     # before anything is touched ------------------------------------------------------------------------------------------
     def look(self) -> PlanReport:
@@ -329,10 +344,10 @@ class Deployment:
         with self._locked():
             current = self._read("current.json")
             if current and current["step"] == STEPS[0]:
-                if current["id"] != self.plan.id:
+                if current["id"] != self.id:
                     self.say(f"plan {current['id']} of {current['by']} stopped before it touched anything")
                 current = None
-            if current and current["id"] != self.plan.id:
+            if current and current["id"] != self.id:
                 raise Unfinished(
                     f"no unfinished rollout of {self.plan.unit}",
                     f"plan {current['id']}, at step {current['step']}, by {current['by']} at {_when(current['at'])}",
@@ -352,7 +367,7 @@ class Deployment:
             except _StepFailed as failure:
                 self.say(f"failed: {failure}; taking the way back")
                 return self._finish(*self._back(str(failure)))
-            return self._finish("proven", "every claim that must hold passed", [], None)
+            return self._finish("proven", f"every claim that must hold passed{self._open_claims()}", [], None)
 
     def _control(self, url: str, expected: Expectation | None = None) -> Control:
         """Asks the server, with its key where it has one.
@@ -366,7 +381,7 @@ class Deployment:
     def _runs_already(self) -> bool:
         """True if this very plan is the proven one, nothing of it was changed, and it is proven again as it runs."""
         proven = self._read("proven.json")
-        if not proven or proven.get("id") != self.plan.id:
+        if not proven or proven.get("id") != self.id:
             return False
         state = service_state(self.host, self.plan.unit)
         same = (
@@ -390,6 +405,12 @@ class Deployment:
             self.steps, self.proof = [], None
             return False
         return True
+
+    def _open_claims(self) -> str:
+        """What the proof could not tell, for its reader."""
+        last = self.second_proof or self.proof
+        unknown = [c.id for c in (last.claims if last else []) if c.status == "unknown"]
+        return f"; not known: {', '.join(unknown)}" if unknown else ""
 
     def _secret_files(self) -> dict[str, tuple[str, int]]:
         """Files with secrets that this run brings: text and mode by path."""
@@ -427,14 +448,13 @@ class Deployment:
                     raise BadInput(f"a rollout of {self.plan.unit} to undo", "none is on record on the host")
                 self._current(None)  # it stopped before it saved anything: nothing was touched
                 return self._finish("undone", "nothing had been touched", [], None)
-            with contextlib.suppress(ValidationError):
-                self.plan = DeployPlan.model_validate(saved)
+            self.plan, self.id = kept_plan(saved), known
             outcome, reason, steps, proof = self._back("asked for")
             return self._finish("undone" if outcome == "rolled_back" else outcome, reason, steps, proof)
 
     def _finish(self, outcome: str, reason: str, way_back: list[Step], back_proof: Proof | None) -> DeployReport:
         report = DeployReport(
-            host=self.host.name, unit=self.plan.unit, id=self.plan.id, outcome=outcome, reason=reason, steps=self.steps,
+            host=self.host.name, unit=self.plan.unit, id=self.id, outcome=outcome, reason=reason, steps=self.steps,
             stop=self.stop_report, proof=self.proof, restart_proof=self.second_proof, way_back=way_back,
             way_back_proof=back_proof, overrides=self.plan.overrides, by=_who(), at=time.time(),
         )  # fmt: skip
@@ -465,7 +485,7 @@ class Deployment:
         Where this very plan was the proven one, what was there before it stays the way back, and what is there now (somebody
         changed it) is kept beside it.
         """
-        place = f"deployments/{self.plan.id}"
+        place = f"deployments/{self.id}"
         state = service_state(self.host, self.plan.unit)
         paths = [f"{UNIT_FOLDER}/{self.plan.unit}", *state.get("DropInPaths").split()]
         paths = [path for path in paths if path.startswith(f"{UNIT_FOLDER}/")]
@@ -476,7 +496,7 @@ class Deployment:
             "enabled": state.get("UnitFileState"), "active": state.active, "invocation": state.invocation,
             "proven": proven,
         }  # fmt: skip
-        again = proven and proven.get("id") == self.plan.id
+        again = proven and proven.get("id") == self.id
         if again and self._read(f"{place}/previous.json") is not None:
             self._write(f"{place}/replaced-{int(time.time())}.json", now)
         else:
@@ -619,7 +639,7 @@ class Deployment:
         """Each claim; then a crash, and each claim again (not where it serves already and is only looked at: `fresh`)."""
         plan = self.plan
         self._wait_ready(plan)
-        self.proof = self._prove(plan, "proof")
+        self.proof = self._prove(plan, "proof", bench=fresh)  # no load on a server that others use
         if plan.restart_proof and fresh:
             self.second_proof = self._crash_and_prove(plan)
         self._write(f"deployments/{plan.id}/proof.json", (self.second_proof or self.proof).model_dump(mode="json"))
@@ -663,12 +683,12 @@ class Deployment:
         return [process for process, _ in targets(view, plan.unit, plan.expectation.port, containers)[0].values()]
 
     def _step_commit(self) -> str:
-        kept = self._read(f"deployments/{self.plan.id}/proof.json")
+        kept = self._read(f"deployments/{self.id}/proof.json")
         if kept is None:  # an interrupted run left none
             self._step_prove()
-            kept = self._read(f"deployments/{self.plan.id}/proof.json")
+            kept = self._read(f"deployments/{self.id}/proof.json")
         self._write("proven.json", {
-            "id": self.plan.id, "at": time.time(), "by": _who(), "plan": self.plan.model_dump(mode="json"), "proof": kept,
+            "id": self.id, "at": time.time(), "by": _who(), "plan": self.plan.model_dump(mode="json"), "proof": kept,
             "unit_sha256": hashlib.sha256(self.plan.unit_text.encode()).hexdigest(), **self._start_facts(),
         })  # fmt: skip
         self._current(None)
@@ -679,7 +699,7 @@ class Deployment:
         """Restores what was there and proves it as far as it was proven before; repeatable at any point."""
         steps: list[Step] = []
         untouched = self._at == STEPS[0]  # what an older rollout of this plan had saved is not what is there now
-        previous = None if untouched else self._read(f"deployments/{self.plan.id}/previous.json")
+        previous = None if untouched else self._read(f"deployments/{self.id}/previous.json")
         if previous is None:
             self._current(None)
             return "rolled_back", f"{reason}; nothing had been touched", steps, None
@@ -727,7 +747,7 @@ class Deployment:
                 raise
             return "failed_and_not_rolled_back", f"{reason}; on the way back: {error}", steps, None
         if previous["proven"]:
-            restored = {"restored_from": self.plan.id, "restored_at": time.time(), **self._start_facts()}
+            restored = {"restored_from": self.id, "restored_at": time.time(), **self._start_facts()}
             self._write("proven.json", {**previous["proven"], **restored})
         else:
             self.host.remove(f"{self.base}/proven.json", sudo=True)
@@ -766,7 +786,7 @@ class Deployment:
             systemctl(self.host, "start", "--no-block", "--", unit).check("systemd takes the start of the old unit")
         proven = previous["proven"]
         if proven:
-            old = DeployPlan.model_validate(proven["plan"])
+            old = kept_plan(proven["plan"])
             self._wait_ready(old)
             return self._prove(old, "way-back-proof", bench=False), "the last proven unit runs and is proven again"
         end = time.monotonic() + self.plan.ready_timeout_s
@@ -786,7 +806,7 @@ class Deployment:
         Raises:
             Busy: somebody holds it: who, from where and since when.
         """
-        words = f"{_who()}, plan {self.plan.id}, since {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+        words = f"{_who()}, plan {self.id}, since {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
         argv = [self.host.python, "-c", _HOLD, f"{self.base}/lock", words]
         with self.host.start(argv, deadline_s=LOCK_S, sudo=True) as holder:
             holder.feed(b"", end=False)

@@ -172,6 +172,27 @@ def prepare(
     )  # fmt: skip
 
 
+def prepare_undo(profile: str, environment_text: str | None = None) -> Prepared:
+    """What going back takes: the host, the service, its key. No checkpoint, no server environment: they may be what broke.
+
+    Raises:
+        BadInput, BadParams: parameters or environment that can't be used.
+    """
+    params = DeployParams.model_validate(load_notebook(profile, "06"))
+    loaded = load_profile(params.profile, params.server, params.known_answer)
+    secrets, key = _secrets(environment_text, loaded.server.api_key_env, params)
+    place = place_for(loaded)
+    way = shared_host(params.hypervisor) if params.hypervisor else place.host
+    plan = DeployPlan(
+        service=f"{params.service}.service", unit_text="", ready_timeout_s=loaded.server.ready_timeout_s,
+        drain_s=loaded.server.stop_timeout_s, expectation=Expectation(port=service_port(params, loaded.server)),
+    )  # fmt: skip
+    return Prepared(
+        plan=plan, place=place, params=params, profile=loaded, environment=secrets, api_key=key, level=None,
+        hypervisor=way if isinstance(way, LXCHost) else None,
+    )  # fmt: skip
+
+
 def _secrets(text: str | None, key_name: str | None, params: DeployParams) -> tuple[str | None, str | None]:
     """The environment file's text without the API key, and the key; checked without showing a value."""
     key = os.environ.get(key_name) if key_name else None

@@ -9,7 +9,7 @@ import json
 import time
 from typing import Any
 
-from lib.deploy.deployment import STATE_FOLDER, UNIT_FOLDER
+from lib.deploy.deployment import STATE_FOLDER, UNIT_FOLDER, kept_plan
 from lib.deploy.drift import Sight, WatchReport, compare, trouble
 from lib.deploy.proof import JOURNAL_BYTES, Expectation, journal_of, reach, served_facts
 from lib.deploy.service import ServiceState, service_state, unit_name
@@ -52,17 +52,16 @@ def watch(host: Host, service: str, api_key: str | None = None) -> WatchReport:
     if record is None:
         raise BadInput(f"a proven rollout of {unit_name(service)} on {host.name}", "no record of one", "workbook deploy first")
     sight = look(host, service, record, api_key)
-    plan = record.get("plan") or {}
     return WatchReport(
         host=host.name, unit=unit_name(service), plan=str(record.get("id")), proven_at=float(record.get("at") or 0), at=time.time(),
-        rows=compare(record, sight) if plan else [],
+        rows=compare(record, sight),
     )  # fmt: skip
 
 
 def look(host: Host, service: str, record: dict[str, Any], api_key: str | None = None) -> Sight:
     """What is there now; what can't be known has its reason."""
     unit = unit_name(service)
-    expected = Expectation.model_validate((record.get("plan") or {}).get("expectation") or {"port": 1})
+    expected = kept_plan(record.get("plan") or {}).expectation
     reasons: dict[str, str] = {}
     state, view = service_state(host, unit), host.view(sudo=True)
     journal = journal_of(host, unit, state.invocation) if state.invocation else ""
