@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     profile = load_profile(params.profile, params.server, params.known_answer)
     name = profile.server.api_key_env
     try:
-        report = watch(place_for(profile).host, params.service, os.environ.get(name) if name else None)
+        report = watch(place_for(profile, params).host, params.service, os.environ.get(name) if name else None)
     except HostError as error:  # exit code 1 would say that it was looked at
         raise CantLook(error.expected, error.found, error.do) from error
     finally:

@@ -28,7 +28,8 @@ def write_plan(folder: Path, run_folder: str, params: dict[str, Any]) -> None:
     """Looks at the host and writes plan.json, or the reason why there is no plan (unsupported.json)."""
     given = DeployParams.model_validate(params)
     try:
-        require_systemd(place_for(load_profile(given.profile, given.server, given.known_answer)).host)
+        loaded = load_profile(given.profile, given.server, given.known_answer)
+        require_systemd(place_for(loaded, given).host)
         made = _prepared(Path(run_folder), given)
         plan = made.deployment(folder).look()
     except (HostError, BadInput) as error:

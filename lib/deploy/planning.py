@@ -22,7 +22,7 @@ from lib.audit.rules import audit
 from lib.deploy.deployment import Deployment, DeployPlan, Objection
 from lib.deploy.proof import Expectation, reach, served_facts
 from lib.deploy.rollout import plain_command, rendered, service_port
-from lib.errors import BadInput, BadParams, HostError, WorkbookError
+from lib.errors import BadInput, BadParams, HostError, HostUnreachable, WorkbookError, WrongHostKey
 from lib.hosts.base import Host, LocalHost
 from lib.hosts.connect import shared_host
 from lib.hosts.lxc import LXCHost
@@ -107,9 +107,27 @@ def _variable(name: str | None, value: str | None) -> Iterator[None]:
         os.environ.pop(name, None)
 
 
-def place_for(profile: Profile) -> Place:
-    """The profile's host; this machine where it names none."""
-    return place_of(profile.host) or Place(LocalHost(), profile.host)
+def place_for(profile: Profile, params: DeployParams) -> Place:
+    """The profile's host, this machine where it names none; through 06's `hypervisor` where the host doesn't answer.
+
+    Raises:
+        WrongHostKey: somebody else answers; no other way is tried then.
+        HostUnreachable: neither answers.
+    """
+    place = place_of(profile.host) or Place(LocalHost(), profile.host)
+    if params.hypervisor is None:
+        return place
+    try:
+        place.host.run(["true"], deadline_s=20.0)
+    except WrongHostKey:
+        raise
+    except HostUnreachable:
+        other = shared_host(params.hypervisor)
+        if other is None:
+            raise
+        other.run(["true"], deadline_s=30.0)
+        return Place(other, params.hypervisor)
+    return place
 
 
 def prepare(
@@ -137,7 +155,7 @@ def prepare(
     server = loaded.server
     if server.attach:
         raise BadParams("a server whose command is known", "server.attach", "deploy a profile with server.model")
-    place = place_for(loaded)
+    place = place_for(loaded, params)
     host, view = place.host, place.view()
     if params.container is not None and server.sglang_version is None:
         raise BadParams("server.sglang_version (the image's)", "none", "say which SGLang the image holds")
@@ -181,7 +199,7 @@ def prepare_undo(profile: str, environment_text: str | None = None) -> Prepared:
     params = DeployParams.model_validate(load_notebook(profile, "06"))
     loaded = load_profile(params.profile, params.server, params.known_answer)
     secrets, key = _secrets(environment_text, loaded.server.api_key_env, params)
-    place = place_for(loaded)
+    place = place_for(loaded, params)
     way = shared_host(params.hypervisor) if params.hypervisor else place.host
     plan = DeployPlan(
         service=f"{params.service}.service", unit_text="", ready_timeout_s=loaded.server.ready_timeout_s,

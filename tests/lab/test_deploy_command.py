@@ -99,6 +99,18 @@ def test_plan_deploy_watch_undo_as_typed(lab: Lab, guest: Host, tmp_path: Path, 
     assert done.returncode == 0 and not guest.exists(f"/etc/systemd/system/{SERVICE}.service"), done.stdout + done.stderr
 
 
+def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(lab: Lab, guest_pct: Host, tmp_path: Path, workbook: Callable[..., Any]) -> None:
+    """06's `hypervisor` is taken where the host itself doesn't answer, never where another key answers."""
+    way = {"kind": "lxc", "container": 101, "hypervisor": {"kind": "ssh", "address": "hypervisor", "config": str(lab.config)}}
+    mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, hypervisor=way)
+    wrong = profile(tmp_path / "wrong", lab, "stranger-101", STAND_IN, hypervisor=way)
+    with faults.dead_sshd(guest_pct):
+        done = workbook("deploy", "--profile", mine, "--plan", "--json")
+        assert done.returncode == 0 and "container 101" in json.loads(done.stdout)["host"], done.stdout + done.stderr
+    done = workbook("deploy", "--profile", wrong, "--plan")
+    assert done.returncode == 1 and "host key" in done.stderr, done.stderr
+
+
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed: apt-get install libfaketime")
 def test_a_clock_that_jumps_in_mid_rollout_changes_nothing(lab: Lab, guest: Host, tmp_path: Path) -> None:
     """The workbook's clock (its alone) jumps back by 400 days at `stop`, ahead by 800 at `prove`: proven, undone, no drift."""

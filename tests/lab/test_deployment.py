@@ -173,7 +173,7 @@ def test_a_rollout_interrupted_at_any_step_is_undone_or_continued(guest: Host, t
     assert deploy(guest, old, tmp_path / "0").outcome == "proven"
     for step in STEPS:
         interrupted(guest, new, tmp_path / f"{step}-1", step)
-        if step != "save":
+        if step == "start":
             with pytest.raises(Unfinished, match=new.id):
                 deploy(guest, plan("three"), tmp_path / f"{step}-2")
         report = Deployment(guest, new, tmp_path / f"{step}-3").undo()
