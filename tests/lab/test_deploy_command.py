@@ -17,7 +17,7 @@ from lib.deploy.service import systemctl
 from lib.hosts.base import Host
 from lib.params import load_profile
 from lib.server.spec import resolve_model
-from tests.conftest import ROOT, TINY, WORKBOOK
+from tests.conftest import ROOT, TINY, WORKBOOK, only_run
 from tests.lab import faults
 from tests.lab.lab import Lab
 
@@ -64,6 +64,8 @@ def clean(guest: Host) -> Iterator[None]:
 def profile(folder: Path, lab: Lab, address: str, server: dict[str, Any], **deploy: Any) -> str:
     """A profile for the host, with what 06.yaml needs."""
     folder.mkdir()
+    for file in (ROOT / TINY).glob("0*.yaml"):
+        (folder / file.name).write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "profile": str(folder)}))
     known = {"prompt": "The capital of France is", "expect": " Paris" if server["python"] == "/usr/bin/python3" else None}
     data = {"title": "t", "host": {"kind": "ssh", "address": address, "config": str(lab.config)}, "server": server, "known_answer": known}
     (folder / "profile.yaml").write_text(yaml.safe_dump(data))
@@ -97,6 +99,22 @@ def test_plan_deploy_watch_undo_as_typed(lab: Lab, guest: Host, tmp_path: Path, 
     assert workbook("watch", "--profile", plain).returncode == 2
     done = workbook("deploy", "--profile", mine, "--undo")
     assert done.returncode == 0 and not guest.exists(f"/etc/systemd/system/{SERVICE}.service"), done.stdout + done.stderr
+
+
+def test_notebook_06_deploys_where_it_is_told_to(lab: Lab, guest: Host, tmp_path: Path, workbook: Callable[..., Any]) -> None:
+    """`deploy: true`: its own launch is stopped, the service is rolled out and proven on the host, and state.md says so."""
+    mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, restart_proof=False, deploy=True)
+    done = workbook("run", "--profile", mine, "--only", "06")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    run = only_run(tmp_path / "outputs")
+    result = json.loads((run / "06.result.json").read_text())
+    status = {v["id"]: v["status"] for v in result["verdicts"]}
+    assert (status["plan"], status["deployed"], status["same-command"]) == ("pass", "pass", "pass"), status
+    state = (run / "state.md").read_text()
+    assert "the port belongs to a process of this service" in state and "raw/06/rollout/proof/" in state
+    assert json.loads(guest.read_file(f"{STATE_FOLDER}/{SERVICE}/proven.json"))["id"]
+    rebuilt = workbook("rebuild", str(run))
+    assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
 
 
 def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(lab: Lab, guest_pct: Host, tmp_path: Path, workbook: Callable[..., Any]) -> None:
