@@ -132,6 +132,18 @@ def verdicts(run: NotebookRun, plan: Measurement | None, report: DeployReport | 
                 **common,
             )
         )
+    params: DeployParams = run.params  # type: ignore[assignment]
+    if report is None and params.deploy and found is not None:
+        made.append(
+            Verdict(
+                id="deployed",
+                claim="The service runs on its host and is proven from its own start",
+                status=Status.INCONCLUSIVE,
+                reason=why_not(run, plan),
+                limit="every claim that must hold",
+                rule="lib.deploy.proof",
+            )
+        )
     if report is not None:
         proof, where = deployed.served_proof(report)
         folder = run.raw / "rollout"

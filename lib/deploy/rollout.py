@@ -518,6 +518,10 @@ def recommendation(run: NotebookRun, unit: Measurement | None, made: Sequence[Ve
     open_notebooks = [f"{n} ({s.replace('_', ' ')})" for n, s in notebook_states(run).items() if s != "done"]
     if unit is None:
         return "There is nothing to deploy: the server is attached."
+    if status.get("deployed") == Status.PASS and not [name for name in bad if name != "plan"]:
+        return "This configuration runs on its host and is proven there (see state.md)."
+    if status.get("deployed") == Status.FAIL:
+        return f"The rollout did not end as proven: {next(v.reason for v in made if v.id == 'deployed')}."
     if bad or missing:
         return f"Do not deploy yet: {', '.join([*bad, *(f'{m} (not proven)' for m in missing)])}."
     if open_notebooks:
