@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 
 from lib.deploy.drift import WatchReport
 from lib.deploy.planning import place_for
@@ -39,9 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """See EPILOG."""
     params = DeployParams.model_validate(load_notebook(args.profile, "06"))
     profile = load_profile(params.profile, params.server, params.known_answer)
-    name = profile.server.api_key_env
     try:
-        report = watch(place_for(profile, params).host, params.service, os.environ.get(name) if name else None)
+        report = watch(place_for(profile, params).host, params.service)
     except HostError as error:  # exit code 1 would say that it was looked at
         raise CantLook(error.expected, error.found, error.do) from error
     finally:

@@ -18,6 +18,7 @@ import datetime
 import getpass
 import hashlib
 import json
+import os
 import shlex
 import socket
 import time
@@ -214,6 +215,20 @@ def check_plan(plan: DeployPlan) -> None:
         )
 
 
+def key_on(host: Host, plan: DeployPlan) -> str | None:
+    """The API key that a plan's key file on the host holds (root reads it); a variable of this process where there is none."""
+    name = plan.expectation.api_key_env
+    if plan.key_file and name:
+        try:
+            text = host.read_file(plan.key_file, sudo=True).decode("utf-8", "replace")
+            return str(json.loads(text.partition("api-key:")[2])) or None
+        except (HostUnreachable, HostTimeout, NeedsRoot):
+            raise
+        except (HostError, ValueError):
+            pass
+    return os.environ.get(name) if name else None
+
+
 def kept_plan(saved: Mapping[str, Any]) -> DeployPlan:
     """A plan as a host keeps it, also one of another version of this workbook: fields that this one doesn't know are left out.
 
@@ -339,8 +354,8 @@ class Deployment:
             HostUnreachable, KeyboardInterrupt: it stopped where it was; run it again, or undo it.
         """
         check_plan(self.plan)
-        self._control("http://127.0.0.1:1")  # a key that nobody has is found before anything is touched
         require_systemd(self.host)
+        self._control("http://127.0.0.1:1", self.plan)  # a key that nobody has is found before anything is touched
         with self._locked():
             current = self._read("current.json")
             if current and current["step"] == STEPS[0]:
@@ -369,14 +384,19 @@ class Deployment:
                 return self._finish(*self._back(str(failure)))
             return self._finish("proven", f"every claim that must hold passed{self._open_claims()}", [], None)
 
-    def _control(self, url: str, expected: Expectation | None = None) -> Control:
-        """Asks the server, with its key where it has one.
+    def _control(self, url: str, plan: DeployPlan) -> Control:
+        """Asks the server of a plan, with its key where it has one.
 
         Raises:
-            BadInput: it has one, and neither the environment file nor a variable of this process gives it.
+            BadInput: it has one, and neither we nor its key file on the host give it.
         """
-        wanted = (expected or self.plan.expectation).api_key_env
-        return Control(url, wanted, api_key=self.api_key if wanted else None)
+        return Control(url, plan.expectation.api_key_env, api_key=self._key(plan))
+
+    def _key(self, plan: DeployPlan) -> str | None:
+        """A plan's API key: this rollout's own for its own plan, else what stands on the host."""
+        if not plan.expectation.api_key_env:
+            return None
+        return (self.api_key if plan is self.plan else None) or key_on(self.host, plan)
 
     def _runs_already(self) -> bool:
         """True if this very plan is the proven one, nothing of it was changed, and it is proven again as it runs."""
@@ -591,7 +611,7 @@ class Deployment:
         began, last = time.monotonic(), ""
         phases: dict[str, float] = {}
         with reach(self.host, plan.expectation) as url:
-            control = self._control(url, plan.expectation)
+            control = self._control(url, plan)
             while True:
                 self._still_locked()
                 state = service_state(self.host, plan.unit)
@@ -646,9 +666,8 @@ class Deployment:
         return f"{sum(c.status == 'pass' for c in self.proof.claims)} of {len(self.proof.claims)} claims passed"
 
     def _prove(self, plan: DeployPlan, name: str, bench: bool = True) -> Proof:
-        key = self.api_key if plan.expectation.api_key_env else None
         proof = prove(
-            self.host, plan.unit, plan.expectation, self.folder / name, self.bench if bench else None, api_key=key
+            self.host, plan.unit, plan.expectation, self.folder / name, self.bench if bench else None, self._key(plan)
         )
         if not proof.proven:
             bad = proof.failed or [c for c in proof.claims if c.status != "pass"]

@@ -9,7 +9,7 @@ import json
 import time
 from typing import Any
 
-from lib.deploy.deployment import STATE_FOLDER, UNIT_FOLDER, kept_plan
+from lib.deploy.deployment import STATE_FOLDER, UNIT_FOLDER, kept_plan, key_on
 from lib.deploy.drift import Sight, WatchReport, compare, trouble
 from lib.deploy.proof import JOURNAL_BYTES, Expectation, journal_of, reach, served_facts
 from lib.deploy.service import ServiceState, service_state, unit_name
@@ -61,7 +61,8 @@ def watch(host: Host, service: str, api_key: str | None = None) -> WatchReport:
 def look(host: Host, service: str, record: dict[str, Any], api_key: str | None = None) -> Sight:
     """What is there now; what can't be known has its reason."""
     unit = unit_name(service)
-    expected = kept_plan(record.get("plan") or {}).expectation
+    plan = kept_plan(record.get("plan") or {})
+    expected, api_key = plan.expectation, api_key or key_on(host, plan)
     reasons: dict[str, str] = {}
     state, view = service_state(host, unit), host.view(sudo=True)
     journal = journal_of(host, unit, state.invocation) if state.invocation else ""
