@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lib.cli._input import read_text
 from lib.deploy.deployed import deployment_state, steps_text
-from lib.deploy.deployment import DeployPlan, PlanReport, by_hand, check_plan
+from lib.deploy.deployment import DeployPlan, PlanReport, by_hand, check_plan, key_on
 from lib.deploy.planning import Prepared, prepare, prepare_undo
 from lib.deploy.proof import Proof, prove
 from lib.errors import BadInput, NeedsRoot
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _prove(made: Prepared, folder: Path, as_json: bool) -> int:
-    key = made.api_key if made.plan.expectation.api_key_env else None
+    key = (made.api_key if made.plan.expectation.api_key_env else None) or key_on(made.place.host, made.plan)
     bench = made.bench if made.level else None
     proof = prove(made.place.host, made.plan.unit, made.plan.expectation, folder / "proof", bench, key)
     print(proof.model_dump_json() if as_json else f"{proof_text(proof)}\nevidence: {folder / 'proof'}")
