@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from lib.deploy.service import systemctl
 from lib.hosts.base import Host
 from lib.params import load_profile
 from lib.server.spec import resolve_model
-from tests.conftest import ROOT, TINY, WORKBOOK, only_run
+from tests.conftest import ROOT, TINY, only_run
 from tests.lab import faults
 from tests.lab.lab import Lab
 
@@ -25,14 +23,6 @@ HOME = "/opt/stand-in"
 SERVICE = "sglang-typed"
 PORT = 31300
 KEY = "sk-typed-0123456789abcdef"
-FAKETIME = next(
-    (
-        path
-        for path in [*Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), Path(os.environ.get("LIBFAKETIME", "/nowhere"))]
-        if path.is_file()
-    ),
-    None,
-)
 STAND_IN = {
     "model": "/srv/model", "python": "/usr/bin/python3", "sglang_version": "0.5.15.post1", "stop_timeout_s": 5, "ready_timeout_s": 30,
     "flags": {"kv_cache_dtype": "bf16", "device": "cpu"},
@@ -127,33 +117,6 @@ def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(lab: Lab, guest_pct: Host
         assert done.returncode == 0 and "container 101" in json.loads(done.stdout)["host"], done.stdout + done.stderr
     done = workbook("deploy", "--profile", wrong, "--plan")
     assert done.returncode == 1 and "host key" in done.stderr, done.stderr
-
-
-@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed: apt-get install libfaketime")
-def test_a_clock_that_jumps_in_mid_rollout_changes_nothing(lab: Lab, guest: Host, tmp_path: Path) -> None:
-    """The workbook's clock (its alone) jumps back by 400 days at `stop`, ahead by 800 at `prove`: proven, undone, no drift."""
-    mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, restart_proof=False)
-    clock = tmp_path / "clock"
-    clock.write_text("+0\n")
-    environment = {
-        **os.environ, "WORKBOOK_OUTPUTS": str(tmp_path / "outputs"), "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock),
-        "FAKETIME_NO_CACHE": "1", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }  # fmt: skip
-    words = [*WORKBOOK, "deploy", "--profile", mine, "--json"]
-    process = subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    told = []
-    for line in process.stderr or ():
-        told.append(line)
-        for step, shift in (("  stop\n", "-400d\n"), ("  prove\n", "+400d\n")):
-            if line.endswith(step):
-                clock.write_text(shift)
-    out = process.stdout.read() if process.stdout else ""
-    assert process.wait(60) == 0 and json.loads(out)["outcome"] == "proven", (out, told)
-    for words in (["watch"], ["deploy", "--undo"]):
-        done = subprocess.run(
-            [*WORKBOOK, words[0], "--profile", mine, *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.server
