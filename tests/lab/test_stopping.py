@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lib.deploy.service import service_state, systemctl
-from lib.deploy.stopping import StopReport, serving_containers, stop_service
+from lib.deploy.stopping import StopReport, stop_service
 from lib.hosts.base import Host
 from lib.hosts.lxc import LXCHost
 from tests.lab import faults
