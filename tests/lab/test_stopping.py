@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from lib.deploy.service import service_state, systemctl
-from lib.deploy.stopping import StopReport, stop_service
+from lib.deploy.stopping import StopReport, serving_containers, stop_service
 from lib.hosts.base import Host
 from lib.hosts.lxc import LXCHost
 from tests.lab import faults
@@ -214,7 +214,7 @@ def test_a_server_in_a_container_is_stopped_through_its_engine(guest: Host) -> N
     ids = {"mine": "a" * 64, "other": "d" * 64}
     faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
     guest.put(b"", f"{HOME}/sglang/__init__.py")
-    guest.put(FAKE_ENGINE.format(identity=ids["mine"], port=PORT).encode(), "/usr/bin/docker", mode=0o755)
+    guest.put(FAKE_ENGINE.format(identity=ids["mine"], port=PORT).encode(), "/usr/local/bin/docker", mode=0o755)
     server = "exec python3 -m sglang.launch_server --model-path m --port"
     try:
         for name, port in (("mine", PORT), ("other", PORT + 1)):
@@ -224,6 +224,8 @@ def test_a_server_in_a_container_is_stopped_through_its_engine(guest: Host) -> N
                 "--setenv=STAND_IN_LOAD_S=0.2", "--", *scope,
             ]).check("a server in a container's scope")  # fmt: skip
         ready(guest)
+        described, silent = serving_containers(guest, guest.view(sudo=True))
+        assert list(described) == [ids["mine"]] and list(silent) == [ids["other"]], (described, silent)
         report = stop_service(guest, "old", PORT, drain_s=4, kill_s=6)
         assert report.gone, report
         assert [(c.id, c.digests) for c in report.containers] == [(ids["mine"], [f"lmsysorg/sglang@sha256:{'c' * 64}"])]
@@ -233,4 +235,4 @@ def test_a_server_in_a_container_is_stopped_through_its_engine(guest: Host) -> N
         assert left, "the other container's server must live"
     finally:
         guest.run(["systemctl", "kill", "--signal=SIGKILL", *(f"docker-{identity}.scope" for identity in ids.values())])
-        guest.run(["rm", "-f", "/usr/bin/docker", "/run/fake-docker.log"])
+        guest.run(["rm", "-f", "/usr/local/bin/docker", "/run/fake-docker.log"])
