@@ -403,14 +403,41 @@ class AuditParams(NotebookParams):
         return value
 
 
+class ContainerParams(_Params):
+    """06: the server runs in a container; `server.model` and other paths are the host's and mounted at the same place."""
+
+    image: str = Field(
+        pattern=r"^[a-z0-9][a-zA-Z0-9._:/-]{0,250}@sha256:[0-9a-f]{64}$", description="repository@sha256:digest"
+    )
+    python: str = Field(default="python3", description="the interpreter in the image")
+    volumes: list[tuple[str, str]] = Field(default=[], description="[host path, container path], read-only")
+    cache_volumes: list[tuple[str, str]] = Field(default=[], description="[host path, container path], writable")
+    docker: str = Field(default="/usr/bin/docker", description="the engine's command on the host")
+
+
 class DeployParams(NotebookParams):
-    """06: the service that is rendered and proven. Nothing is installed."""
+    """06: the service that is rendered and proven; installed only where `deploy` says so."""
 
     service: str = Field(default="sglang", pattern=r"^[A-Za-z0-9_.@-]+$")
     user: str = "sglang"
     working_directory: str = "/var/lib/sglang"
     description: str = "SGLang server"
     goal: str = "Serve the model with a KV cache whose precision was chosen, not inherited."
+    port: int | None = Field(default=None, ge=1, le=65535, description="of the service; None: server.port, else 30000")
+    container: ContainerParams | None = Field(default=None, description="run the server in a container")
+    deploy: bool = Field(default=False, description="really deploy to the profile's host; False: only the plan is shown")
+    overrides: dict[str, str] = Field(default={}, description="objections that do not hold, each with its reason")
+    context_tokens: int | None = Field(default=None, ge=1, description="the longest request that the service must take")
+    concurrent_requests: int | None = Field(
+        default=None, ge=1, description="requests of context_tokens that the KV pool must hold at once"
+    )
+    environment_file: bool = Field(
+        default=False, description="the unit reads /etc/SERVICE.env, root's, written by `workbook deploy --environment-file`"
+    )
+    hypervisor: HostParams | None = Field(
+        default=None, description="kind lxc: another way to the host, where its sshd or a process does not answer any more"
+    )
+    restart_proof: bool = Field(default=True, description="crash it once after the proof, and prove that it comes back")
 
 
 MODELS: dict[str, type[NotebookParams]] = {

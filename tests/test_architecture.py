@@ -17,8 +17,8 @@ PURE = [
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/compressed", "model/facts", "model/memory",
     "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
-    "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint",
-    "report/tables", "report/state", "report/text", "report/provenance", "records", "errors",
+    "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text",
+    "report/provenance", "records", "errors", "deploy/drift", "deploy/deployed",
 ]  # fmt: skip
 #: What reaches processes, sockets, HTTP, clocks or files.
 WORLD = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -10,18 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from lib.deploy.build import no_answer
-from lib.deploy.unit import UnitSpec, lint_unit, parse_unit, render_unit
-from lib.errors import WorkbookError
+from lib.deploy.unit import ContainerSpec, UnitSpec, lint_unit, parse_unit, render_container_unit, render_unit
+from lib.errors import BadParams, WorkbookError
 from lib.hosts import local
 from lib.model.quantization import resolve_kv_cache_dtype
-from lib.params import DeployParams
+from lib.params import DeployParams, ServerParams
 from lib.records import Evidence, Measured, RunResult, Status, Verdict
 from lib.report.state import run_discoveries, state_markdown
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer
 from lib.server.launch import LaunchRecord, identity_of
 from lib.server.log_records import KvPool
-from lib.server.spec import server_spec
 
 #: The port of the service where params name none: SGLang's own default.
 SERVICE_PORT = 30000
@@ -45,6 +45,16 @@ def planned_dtype(run: NotebookRun, server: ServerHandle) -> tuple[str | None, s
     return found.dtype.removeprefix("torch."), found.why
 
 
+def service_port(params: DeployParams, server: ServerParams) -> int:
+    """The port of the service: 06's own, else the server's, else SGLang's default."""
+    return params.port or server.port or SERVICE_PORT
+
+
+def key_file_of(service: str) -> str:
+    """Where a service's API key stands on its host: a file for SGLang's `--config`, so that no command line shows it."""
+    return f"/etc/{service}.key.yaml"
+
+
 def unit_spec(
     params: DeployParams,
     argv: Sequence[str],
@@ -53,20 +63,75 @@ def unit_spec(
     api_key_env: str | None,
     ready_timeout_s: float,
     stop_timeout_s: float,
+    environment_file: bool = False,
 ) -> UnitSpec:
-    """The unit of a configuration; a key never stands on the command line but in a root-readable file."""
+    """The unit of a configuration; a key never stands on the command line but in a file that only root and the service read."""
     return UnitSpec(
         name=f"{params.service}.service",
         description=params.description,
-        argv=tuple(argv),
+        argv=(*argv, *(("--config", key_file_of(params.service)) if api_key_env else ())),
         environment=dict(environment),
-        environment_file=f"/etc/{params.service}.env" if api_key_env else None,
+        environment_file=f"/etc/{params.service}.env" if environment_file else None,
         user=params.user,
         working_directory=params.working_directory,
         gpu=gpu,
         load_timeout_s=ready_timeout_s,
         drain_timeout_s=stop_timeout_s,
     )
+
+
+def container_spec(
+    params: DeployParams,
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    gpu: bool,
+    api_key_env: str | None,
+    ready_timeout_s: float,
+    stop_timeout_s: float,
+    environment_file: bool = False,
+) -> ContainerSpec:
+    """The same configuration in a container: the image's interpreter, the model mounted where it lies, published on loopback.
+
+    Raises:
+        BadParams: no `container` in the parameters.
+    """
+    box = params.container
+    if box is None:
+        raise BadParams("container: in 06.yaml", "none", "name the image")
+    words = [box.python, *argv[1:]]
+    model, host, port = (words[words.index(name) + 1] for name in ("--model-path", "--host", "--port"))
+    words[words.index("--host") + 1] = "0.0.0.0"  # in there; the host's side of the published port is `address`
+    volumes = [*box.volumes]
+    if model.startswith("/") and not any(model == inside or model.startswith(f"{inside}/") for _, inside in volumes):
+        volumes.append((model, model))
+    if api_key_env:
+        volumes.append((key_file_of(params.service), key_file_of(params.service)))
+        words += ["--config", key_file_of(params.service)]
+    return ContainerSpec(
+        name=f"{params.service}.service",
+        description=params.description,
+        image=box.image,
+        argv=tuple(words),
+        environment=dict(environment),
+        environment_file=f"/etc/{params.service}.env" if environment_file else None,
+        volumes=tuple(volumes),
+        cache_volumes=tuple(box.cache_volumes),
+        port=int(port),
+        address="127.0.0.1" if host == "localhost" else host,
+        gpu=gpu,
+        docker=box.docker,
+        load_timeout_s=ready_timeout_s,
+        drain_timeout_s=stop_timeout_s,
+    )
+
+
+def rendered(params: DeployParams, *arguments: Any, **options: Any) -> tuple[str, str]:
+    """Name and text of the unit that the parameters choose: on the host, or in a container."""
+    if params.container is not None:
+        inside = container_spec(params, *arguments, **options)
+        return inside.name, render_container_unit(inside)
+    spec = unit_spec(params, *arguments, **options)
+    return spec.name, render_unit(spec)
 
 
 def write_unit(
@@ -81,17 +146,29 @@ def write_unit(
 ) -> None:
     """Renders the unit, lints it, and asks systemd where there is one (unit file, check.json)."""
     deploy = DeployParams.model_validate(params)
-    spec = unit_spec(deploy, argv, environment, gpu, api_key_env, ready_timeout_s, stop_timeout_s)
-    text = render_unit(spec)
-    file = local.write_atomic(folder / spec.name, text)
-    checks: dict[str, Any] = {"unit": spec.name, "lint": [f.model_dump(mode="json") for f in lint_unit(text)]}
+    name, text = rendered(deploy, argv, environment, gpu, api_key_env, ready_timeout_s, stop_timeout_s)
+    file = local.write_atomic(folder / name, text)
+    checks: dict[str, Any] = {"unit": name, "lint": [f.model_dump(mode="json") for f in lint_unit(text)]}
     analyze = shutil.which("systemd-analyze")
     if analyze:
         out = subprocess.run([analyze, "verify", "--man=no", str(file)], capture_output=True, text=True, timeout=60)
         checks["verify"] = {"exit_code": out.returncode, "output": (out.stdout + out.stderr).strip()}
+        checks["security"] = exposure_of(analyze, file)
     else:
         checks["verify"] = {"exit_code": None, "output": "systemd-analyze is not on this machine"}
+        checks["security"] = {"exposure": None, "reason": "systemd-analyze is not on this machine"}
     local.write_atomic(folder / "check.json", json.dumps(checks, indent=1))
+
+
+def exposure_of(analyze: str, file: Path) -> dict[str, Any]:
+    """What `systemd-analyze security` says of a unit file, offline: its overall exposure (0 to 10), or why it says none."""
+    command = [analyze, "security", "--offline=true", "--no-pager", str(file)]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    told = re.search(r"Overall exposure level for \S+: ([\d.]+) (\w+)", out.stdout)
+    if told is None:
+        said = (out.stdout + out.stderr).strip()
+        return {"exposure": None, "reason": said[-200:] or "it said nothing (systemd 250 is the first that reads a file)"}
+    return {"exposure": float(told[1]), "words": told[2]}
 
 
 def unit_of(run: NotebookRun, server: ServerHandle) -> Measurement | None:
@@ -102,8 +179,8 @@ def unit_of(run: NotebookRun, server: ServerHandle) -> Measurement | None:
     params: DeployParams = run.params  # type: ignore[assignment]
     arguments: dict[str, Any] = {}
     if not run.offline:
-        spec = server_spec(server.name, server.params)
-        port = str(server.params.port or SERVICE_PORT)
+        spec = server.spec
+        port = str(service_port(params, server.params))
         arguments = {
             "argv": [part.replace("{port}", port) for part in spec.argv],
             "environment": spec.environment,
@@ -137,22 +214,43 @@ def check_rows(unit: Measurement | None) -> list[dict[str, Any]]:
             "check": "systemd-analyze verify",
             "result": f"exit {verify['exit_code']}: {verify['output'] or 'no complaint'}",
         },
+        {"check": "systemd-analyze security", "result": _exposure_words(checks.get("security") or {})},
     ]
 
 
-def _plain_command(argv: Sequence[str]) -> list[str]:
-    """A command line with its port named PORT."""
+def _exposure_words(security: Mapping[str, Any]) -> str:
+    if security.get("exposure") is None:
+        return f"not told: {security.get('reason') or 'not asked'}"
+    return f"exposure {security['exposure']} of 10 ({security['words']})"
+
+
+def plain_command(argv: Sequence[str]) -> list[str]:
+    """A command line with its port named PORT, and without the file that its API key is in."""
     plain = list(argv)
     if "--port" in plain:
         plain[plain.index("--port") + 1] = "PORT"
+    if "--config" in plain and plain[plain.index("--config") + 1].endswith(".key.yaml"):
+        at = plain.index("--config")
+        del plain[at : at + 2]
     return plain
+
+
+def server_command(argv: Sequence[str]) -> list[str]:
+    """What a unit's command runs as the server: itself, or what follows the image of a `docker run`, with the host's names."""
+    words = list(argv)
+    image = next((i for i, word in enumerate(words) if re.search(r"@sha256:[0-9a-f]{64}$", word)), None)
+    return words if image is None else words[image + 1 :]
 
 
 def same_command(launch: LaunchRecord, unit: Measurement) -> tuple[bool, str]:
     """Whether the unit's ExecStart is the launched argv, but for the port."""
     commands = parse_unit(unit_text(unit)).commands("ExecStart")
-    inside = _plain_command(commands[0].argv) if commands else []
-    ran = _plain_command(launch.argv)
+    words = list(commands[0].argv) if commands else []
+    inside, ran = plain_command(server_command(words)), plain_command(launch.argv)
+    if inside and server_command(words) != words:  # in a container, its interpreter and address are the image's
+        inside, ran = inside[1:], ran[1:]
+        for command in (inside, ran):
+            command[command.index("--host") + 1] = "HOST"
     return inside == ran, "ExecStart equals the launched command but for the port" if inside == ran else difference(
         ran, inside
     )
@@ -181,14 +279,14 @@ def _as_measured(run: NotebookRun, launch: LaunchRecord) -> Verdict:
         )
     server = servers[-1]
     here = identity_of(run.log_file(launch).parent)
-    same = _plain_command(server.argv) == _plain_command(launch.argv) and server.environment == here.environment
+    same = plain_command(server.argv) == plain_command(launch.argv) and server.environment == here.environment
     same_model = server.model == launch.model
     reason = (
         "equal but for the port; same model files"
         if same and same_model
         else difference(
-            [*_plain_command(server.argv), *(f"{k}={v}" for k, v in server.environment.items())],
-            [*_plain_command(launch.argv), *(f"{k}={v}" for k, v in here.environment.items())],
+            [*plain_command(server.argv), *(f"{k}={v}" for k, v in server.environment.items())],
+            [*plain_command(launch.argv), *(f"{k}={v}" for k, v in here.environment.items())],
         )
         if not same
         else "the model's files differ"
@@ -378,8 +476,13 @@ def notebook_states(run: NotebookRun) -> dict[str, str]:
     return {n.notebook: n.state for n in index.notebooks if n.notebook != run.number and n.notebook in index.selected}
 
 
-def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict]) -> Path:
-    """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence."""
+def write_state(
+    run: NotebookRun, launch: LaunchRecord, unit: Measurement | None, made: Sequence[Verdict], served: Sequence[Any] = ()
+) -> Path:
+    """Writes state.md into the run's folder: goal, instructions, discoveries, accomplished, each line with its evidence.
+
+    `served` are the lines about a service that was deployed: what is proven of it.
+    """
     params: DeployParams = run.params  # type: ignore[assignment]
     here = run.evidence(run.log_file(launch).parent / "launch.json")
     instructions: list[Any] = [(recommendation(run, unit, made), Evidence(path=f"{run.number}.result.json"))]
@@ -399,7 +502,7 @@ def write_state(run: NotebookRun, launch: LaunchRecord, unit: Measurement | None
         if state != "done":
             done.append((f"Notebook {number}: {state.replace('_', ' ')}", Evidence(path="result.json")))
     done.append((f"Ran the configuration as launch {launch.launch_id} ({launch.state})", here))
-    text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made], done)
+    text = state_markdown(params.goal, instructions, [*run_discoveries(earlier), *made, *served], done)
     return local.write_atomic(run.folder / "state.md", text)
 
 
@@ -415,6 +518,10 @@ def recommendation(run: NotebookRun, unit: Measurement | None, made: Sequence[Ve
     open_notebooks = [f"{n} ({s.replace('_', ' ')})" for n, s in notebook_states(run).items() if s != "done"]
     if unit is None:
         return "There is nothing to deploy: the server is attached."
+    if status.get("deployed") == Status.PASS and not [name for name in bad if name != "plan"]:
+        return "This configuration runs on its host and is proven there (see state.md)."
+    if status.get("deployed") == Status.FAIL:
+        return f"The rollout did not end as proven: {next(v.reason for v in made if v.id == 'deployed')}."
     if bad or missing:
         return f"Do not deploy yet: {', '.join([*bad, *(f'{m} (not proven)' for m in missing)])}."
     if open_notebooks:

@@ -22,16 +22,19 @@ class Control:
         base_url: such as `http://127.0.0.1:30000`.
         api_key_env: name of the environment variable that holds the API key; the key itself is never recorded.
         timeout_s: seconds to wait for an answer to a short question.
+        api_key: the key itself, where it is known without a variable of this process.
     """
 
-    def __init__(self, base_url: str, api_key_env: str | None = None, timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, base_url: str, api_key_env: str | None = None, timeout_s: float = 30.0, api_key: str | None = None
+    ) -> None:
         self.base_url = base_url.rstrip("/")
         self.timeout_s = timeout_s
         self.session = requests.Session()
         self.session.trust_env = False
         self.secrets: list[str] = []
-        if api_key_env:
-            key = os.environ.get(api_key_env)
+        if api_key_env or api_key:
+            key = api_key or os.environ.get(api_key_env or "")
             if not key:
                 raise BadInput(
                     f"the API key in the environment variable {api_key_env}", "it is not set", f"export {api_key_env}"

@@ -55,6 +55,12 @@ def arguments(words):
                 value = True
         key = {"tp": "tp_size", "model": "model_path"}.get(name[2:], name[2:].replace("-", "_"))
         found[key] = value
+    if found.get("config"):  # SGLang's own: a YAML file, here with one scalar a line
+        with open(found["config"]) as file:
+            for line in file:
+                name, colon, value = line.strip().partition(": ")
+                if colon:
+                    found[name.replace("-", "_")] = json.loads(value)
     found["port"] = int(found["port"])
     found["random_seed"] = int(found["random_seed"] or time.time_ns() % 10**9)
     found["served_model_name"] = found["served_model_name"] or found["model_path"]
