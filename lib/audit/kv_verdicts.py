@@ -19,6 +19,9 @@ from lib.params import ArmParams
 from lib.records import OUTCOMES, Measured, Prediction, Status, Verdict
 from lib.server.sweep import failed_launch
 
+#: How `lib.audit.probes` says that a server gave no number.
+NOT_A_NUMBER = "NaN or none at positions"
+
 
 def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
     """Allocated as predicted; bytes and tokens as predicted; audit clean; floor; the loss of each arm; affordable."""
@@ -41,6 +44,7 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
             continue
         made.append(_allocated(a, dtype))
         made.append(_audit_verdict(a, dtype))
+        made += [v for v in (_finite_verdict(a, dtype),) if v is not None]
     made += [_as_predicted(a, p) for p in predicted]
     made.append(_floor_verdict(a))
     made += [_more_floor(a, name) for name in FLOORS[1:] if name in a.floors]
@@ -55,6 +59,37 @@ def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:
         for dtype in a.dtypes[1:]:
             made += [_affordable(a, dtype), _worth(a, dtype)]
     return made
+
+
+def _finite_verdict(a: Audit, dtype: str) -> Verdict | None:
+    """Whether everything that an arm's server computed is a number; None where it was asked for nothing.
+
+    A pool whose values leave the range of its dtype (too small a scale, or none) gives NaN on CUDA: log-probabilities come
+    as NaN without an error, and the first sampled token may kill the server.
+    """
+    taken = a.scores.get(dtype, [])
+    if not taken:
+        return None
+    told = next((m for m in taken if m.problem and NOT_A_NUMBER in m.problem), None)
+    common: dict[str, Any] = {
+        "id": f"finite-{dtype}",
+        "claim": f"Every log-probability that {dtype} gives is a number",
+        "limit": "no NaN and no missing value",
+        "rule": "lib.audit.probes",
+        "launch_ids": a.launch_ids(dtype),
+    }
+    if told is not None:
+        where = [a.run.evidence(told.folder / "stamp.json")]
+        reason = f"{told.problem}; a checkpoint's scales may be too small for its keys and values"
+        return Verdict(status=Status.FAIL, reason=reason, evidence=where, **common)
+    if all(m.ok for m in taken):
+        evidence = a.evidence(dtype)
+        return (
+            Verdict(status=Status.PASS, reason=f"{len(taken)} passes over all texts", evidence=evidence, **common)
+            if evidence
+            else None
+        )
+    return None  # another problem: the verdicts on the effect name it
 
 
 def _allocated(a: Audit, dtype: str) -> Verdict:
@@ -247,9 +282,14 @@ def _predicted_fault(a: Audit, dtype: str) -> Verdict | None:
         "limit": f"{', '.join(FAULT_RULES)} found, and the probe measures a fault; or neither",
         "rule": ", ".join(FAULT_RULES),
         "launch_ids": a.launch_ids(dtype),
-        "predicted": Measured(value="fault" if predicted else "no fault", reason="; ".join(f.what for f in predicted) or "no rule"),
+        "predicted": Measured(
+            value="fault" if predicted else "no fault", reason="; ".join(f.what for f in predicted) or "no rule"
+        ),
         "measured": Measured(value=probe.outcome, reason="cache probe"),
-        "evidence": [a.run.evidence(a.probes[dtype].folder / "probe.json"), *(e for f in predicted for e in f.evidence[:2])],
+        "evidence": [
+            a.run.evidence(a.probes[dtype].folder / "probe.json"),
+            *(e for f in predicted for e in f.evidence[:2]),
+        ],
     }
     if unknown and not predicted:
         return Verdict(status=Status.INCONCLUSIVE, reason=f"{', '.join(unknown)} could not be checked", **common)
@@ -354,7 +394,9 @@ def _no_trace_of_arm(a: Audit, arm: ArmParams) -> str | None:
     if not arm.flags and not arm.checkpoint and not arm.environment:
         return "this arm changes nothing"
     same = [n for n in arm.flags if n not in (infos[0] or {}) or infos[0][n] != infos[1][n]]
-    return None if same or arm.checkpoint or arm.environment else "the reference has the same flags: nothing was compared"
+    return (
+        None if same or arm.checkpoint or arm.environment else "the reference has the same flags: nothing was compared"
+    )
 
 
 def _loss_verdict(a: Audit, dtype: str) -> Verdict:
@@ -422,9 +464,7 @@ def _affordable(a: Audit, dtype: str) -> Verdict:
     after = throughput(a.costs.get(f"{a.reference}-restarted"))
     ratio = throughput_ratio(_both(before, after), throughput(a.costs.get(dtype)))
     memory = f"; {dtype} holds {other.tokens:,}" if other else ""
-    outcome, reason = judge_affordable(
-        reference.tokens, capped, needed, ratio, a.params.limit_throughput_frac, memory
-    )
+    outcome, reason = judge_affordable(reference.tokens, capped, needed, ratio, a.params.limit_throughput_frac, memory)
     evidence = [a.run.evidence(a.run.log_file(a.launches[a.reference]), reference.line_no, reference.line)]
     for name in (a.reference, dtype):
         taken = a.costs.get(name)
@@ -445,7 +485,9 @@ def _both(before: Measured, after: Measured) -> Measured:
         return values[0] if values else before
     ends = [x for m in values for x in (m.low, m.high, m.value) if isinstance(x, (int, float))]
     mean = (float(before.value or 0) + float(after.value or 0)) / 2
-    return Measured(value=mean, unit="tok/s", n=2, low=min(ends), high=max(ends), reason="before and after the other arms")
+    return Measured(
+        value=mean, unit="tok/s", n=2, low=min(ends), high=max(ends), reason="before and after the other arms"
+    )
 
 
 def _worth(a: Audit, dtype: str) -> Verdict:
@@ -480,8 +522,11 @@ def recommendation(a: Audit, made: Sequence[Verdict]) -> str:
         probe = by_id.get("fidelity-attached")
         found = f" Its cache probe: {probe.reason}" if probe else ""
         return f"The attached server was read, not compared: launch both dtypes on this host to measure what the cache costs.{found}"
-    faulty = [d for d in a.dtypes if status.get(f"fidelity-{d}") == Status.FAIL]
-    warning = f"Never serve with {', '.join(faulty)}: reading the KV cache is wrong there. " if faulty else ""
+    no_numbers = [d for d in a.dtypes if status.get(f"finite-{d}") == Status.FAIL]
+    wrong = [d for d in a.dtypes if status.get(f"fidelity-{d}") == Status.FAIL and d not in no_numbers]
+    faulty = [*no_numbers, *wrong]
+    warning = f"Never serve with {', '.join(no_numbers)}: it computes NaN. " if no_numbers else ""
+    warning += f"Never serve with {', '.join(wrong)}: reading the KV cache is wrong there. " if wrong else ""
     if status.get("floor") != Status.PASS:
         return f"{warning}Nothing is settled: the reference's own noise floor is not known, or too high."
     parts = [_arm_words(a, d, by_id) for d in a.dtypes[1:] if d not in faulty]
@@ -495,7 +540,7 @@ def recommendation(a: Audit, made: Sequence[Verdict]) -> str:
         if sound
         else f"{a.reference} has findings of its own: settle them before serving"
     )
-    return f"{warning}{'; '.join(parts)}; until more is measured, {end}."
+    return f"{warning}{'; '.join([*parts, f'until more is measured, {end}'])}."
 
 
 def _arm_words(a: Audit, dtype: str, by_id: Mapping[str, Verdict]) -> str:

@@ -25,12 +25,16 @@ class Made:
 
     reference = "bf16"
 
-    def __init__(self, losses: dict[str, float], faults: tuple[str, ...] = (), arms: tuple[ArmParams, ...] = ()) -> None:
+    def __init__(
+        self, losses: dict[str, float], faults: tuple[str, ...] = (), arms: tuple[ArmParams, ...] = ()
+    ) -> None:
         self.arms = {arm.id: arm for arm in arms}
         self.dtypes = ["bf16", *losses, *(a for a in self.arms if a not in losses)]
         self.losses, self.faults = losses, faults
         self.params = AuditParams()
-        folder = SimpleNamespace(ok=True, problem=None, launch_ids=["L"], folder=Path("raw/05/x"), stamp=SimpleNamespace(invalid=None))
+        folder = SimpleNamespace(
+            ok=True, problem=None, launch_ids=["L"], folder=Path("raw/05/x"), stamp=SimpleNamespace(invalid=None)
+        )
         self.probes, self.scores = dict.fromkeys(self.dtypes, folder), {d: [folder] for d in self.dtypes}
         self.floors: dict[str, Any] = {}
         self.costs: dict[str, Any] = {}
@@ -38,7 +42,9 @@ class Made:
         self.launches = {d: SimpleNamespace(launch_id=f"L-{d}", name=d) for d in self.dtypes}
         self.infos: dict[str, dict[str, Any]] = {d: dict(INFO) for d in self.dtypes}
         self.run = SimpleNamespace(
-            attached=False, server_info=lambda launch: self.infos[launch.name], evidence=lambda f, *_: Evidence(path=str(f))
+            attached=False,
+            server_info=lambda launch: self.infos[launch.name],
+            evidence=lambda f, *_: Evidence(path=str(f)),
         )
         self.floor = 0.0
 
@@ -71,9 +77,18 @@ class Made:
         fresh = [-1.0 - i % 7 / 10 for i in range(400)]
         hit = [x - cost + (0.01 if i % 2 else -0.01) for i, x in enumerate(fresh)]
         plan = plan_probe(INFO)
-        row = {"fresh": fresh, "hit": hit, "fresh_again": fresh, "hit_again": hit, "fresh_cached": 0, "fresh_again_cached": 0}
+        row = {
+            "fresh": fresh,
+            "hit": hit,
+            "fresh_again": fresh,
+            "hit_again": hit,
+            "fresh_cached": 0,
+            "fresh_again_cached": 0,
+        }
         rows = [{**row, "hit_cached": plan.context_tokens}]
-        return judge_probe({"plan": plan.model_dump(), "rows": rows, "requests": 4, "tokens_sent": 1, "seconds": 1.0}, 0.05)
+        return judge_probe(
+            {"plan": plan.model_dump(), "rows": rows, "requests": 4, "tokens_sent": 1, "seconds": 1.0}, 0.05
+        )
 
 
 def recommended(made: Made, passed: list[str]) -> str:
@@ -107,7 +122,10 @@ def test_a_treated_server_that_is_better_makes_the_reference_the_suspect() -> No
 
 def test_an_arm_needs_a_trace_of_what_was_asked() -> None:
     """chunked_prefill_size as resolved by the server; an edited checkpoint by another path; nothing asked, nothing compared."""
-    arms = (ArmParams(id="chunk", flags={"chunked_prefill_size": 128}), ArmParams(id="copy", checkpoint=["kv_scales_removed"]))
+    arms = (
+        ArmParams(id="chunk", flags={"chunked_prefill_size": 128}),
+        ArmParams(id="copy", checkpoint=["kv_scales_removed"]),
+    )
     made = Made({}, arms=arms)
     assert "asked 128, resolved 512" in str(kv_verdicts._no_trace(made, "chunk"))  # type: ignore[arg-type]
     made.infos["chunk"]["chunked_prefill_size"] = 128
@@ -144,7 +162,8 @@ def test_wrong_parameters_are_refused(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "first"), [("torch_native", 1), ("fa3", 1), ("trtllm_mha", 1), ("triton", 512), ("flashinfer", 512), ("new", 512)]
+    ("backend", "first"),
+    [("torch_native", 1), ("fa3", 1), ("trtllm_mha", 1), ("triton", 512), ("flashinfer", 512), ("new", 512)],
 )
 def test_only_backends_that_bypass_the_pool_lose_their_first_chunk(backend: str, first: int) -> None:
     """fa3 reads the pool from its first token: its documents of one chunk are no blind comparison."""
@@ -153,3 +172,21 @@ def test_only_backends_that_bypass_the_pool_lose_their_first_chunk(backend: str,
         run=SimpleNamespace(server_info=lambda _: {"attention_backend": backend, "chunked_prefill_size": 512}),
     )  # fmt: skip
     assert Audit.first_position(audit, "fp8_e4m3") == first
+
+
+def test_an_arm_that_computes_nan_fails_and_is_never_recommended() -> None:
+    """NaN log-probabilities (seen on an H200: scales too small for the values) are a fault, not a lack of data."""
+    made = Made({"scaled": 0.0})
+    words = "numbers as log-probabilities of argparse; found: NaN or none at positions [1025, 1026]"
+    made.scores["scaled"] = [
+        SimpleNamespace(
+            ok=False, problem=words, launch_ids=["L"], folder=Path("raw/05/s"), stamp=SimpleNamespace(invalid=None)
+        )
+    ]
+    verdict = kv_verdicts._finite_verdict(made, "scaled")  # type: ignore[arg-type]
+    assert verdict and verdict.status is Status.FAIL and "1025" in verdict.reason
+    sound = kv_verdicts._finite_verdict(made, "bf16")  # type: ignore[arg-type]
+    assert sound and sound.status is Status.PASS
+    floor = SimpleNamespace(id="floor", status=Status.PASS, reason="")
+    text = kv_verdicts.recommendation(made, [floor, verdict])  # type: ignore[arg-type, list-item]
+    assert text.startswith("Never serve with scaled: it computes NaN.") and "scaled is not settled" not in text
