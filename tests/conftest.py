@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,10 @@ from lib.hosts import local
 from lib.params import load_profile
 from lib.server import launch as launching
 from lib.server.spec import server_spec
+
+# A shell starts what it runs in the background with SIGINT ignored, and children inherit that: Ctrl-C could not be tested.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = "tests/params/tiny"
