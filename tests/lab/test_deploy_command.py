@@ -13,6 +13,7 @@ import yaml
 from lib.deploy.deployment import STATE_FOLDER
 from lib.deploy.service import systemctl
 from lib.hosts.base import Host
+from lib.model.cache import model_path
 from lib.params import load_profile
 from lib.server.spec import resolve_model
 from tests.conftest import ROOT, TINY, only_run
@@ -42,7 +43,9 @@ def clean(guest: Host) -> Iterator[None]:
     def sweep() -> None:
         systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
         systemctl(guest, "disable", "--now", SERVICE)
-        guest.run(["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.*"])
+        guest.run(
+            ["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.*"]
+        )
         systemctl(guest, "daemon-reload")
         systemctl(guest, "reset-failed")
 
@@ -56,10 +59,22 @@ def profile(folder: Path, lab: Lab, address: str, server: dict[str, Any], **depl
     folder.mkdir()
     for file in (ROOT / TINY).glob("0*.yaml"):
         (folder / file.name).write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "profile": str(folder)}))
-    known = {"prompt": "The capital of France is", "expect": " Paris" if server["python"] == "/usr/bin/python3" else None}
-    data = {"title": "t", "host": {"kind": "ssh", "address": address, "config": str(lab.config)}, "server": server, "known_answer": known}
+    known = {"prompt": "The capital of France is", "expect": " Paris", "max_new_tokens": 8}
+    data = {
+        "title": "t",
+        "host": {"kind": "ssh", "address": address, "config": str(lab.config)},
+        "server": server,
+        "known_answer": known,
+    }
     (folder / "profile.yaml").write_text(yaml.safe_dump(data))
-    fields = {"profile": str(folder), "service": SERVICE, "user": "nobody", "working_directory": "/srv", "port": PORT, **deploy}
+    fields = {
+        "profile": str(folder),
+        "service": SERVICE,
+        "user": "nobody",
+        "working_directory": "/srv",
+        "port": PORT,
+        **deploy,
+    }
     (folder / "06.yaml").write_text(yaml.safe_dump(fields))
     return str(folder)
 
@@ -82,16 +97,22 @@ def test_plan_deploy_watch_undo_as_typed(lab: Lab, guest: Host, tmp_path: Path, 
     assert workbook("deploy", "--profile", mine, "--prove").returncode == 0
     systemctl(guest, "stop", SERVICE)
     done = workbook("watch", "--profile", mine, "--json")
-    assert done.returncode == 1 and "running" in {r["id"] for r in json.loads(done.stdout)["rows"] if r["status"] == "drift"}
+    assert done.returncode == 1 and "running" in {
+        r["id"] for r in json.loads(done.stdout)["rows"] if r["status"] == "drift"
+    }
     plain = profile(tmp_path / "plain", lab, "plain-101", STAND_IN)
     done = workbook("deploy", "--profile", plain)
     assert done.returncode == 2 and "ExecStart=" in done.stdout and "systemctl enable --now" in done.stdout, done.stderr
     assert workbook("watch", "--profile", plain).returncode == 2
     done = workbook("deploy", "--profile", mine, "--undo")
-    assert done.returncode == 0 and not guest.exists(f"/etc/systemd/system/{SERVICE}.service"), done.stdout + done.stderr
+    assert done.returncode == 0 and not guest.exists(f"/etc/systemd/system/{SERVICE}.service"), (
+        done.stdout + done.stderr
+    )
 
 
-def test_notebook_06_deploys_where_it_is_told_to(lab: Lab, guest: Host, tmp_path: Path, workbook: Callable[..., Any]) -> None:
+def test_notebook_06_deploys_where_it_is_told_to(
+    lab: Lab, guest: Host, tmp_path: Path, workbook: Callable[..., Any]
+) -> None:
     """`deploy: true`: its own launch is stopped, the service is rolled out and proven on the host, and state.md says so."""
     mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, restart_proof=False, deploy=True)
     done = workbook("run", "--profile", mine, "--only", "06")
@@ -107,9 +128,15 @@ def test_notebook_06_deploys_where_it_is_told_to(lab: Lab, guest: Host, tmp_path
     assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
 
 
-def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(lab: Lab, guest_pct: Host, tmp_path: Path, workbook: Callable[..., Any]) -> None:
+def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(
+    lab: Lab, guest_pct: Host, tmp_path: Path, workbook: Callable[..., Any]
+) -> None:
     """06's `hypervisor` is taken where the host itself doesn't answer, never where another key answers."""
-    way = {"kind": "lxc", "container": 101, "hypervisor": {"kind": "ssh", "address": "hypervisor", "config": str(lab.config)}}
+    way = {
+        "kind": "lxc",
+        "container": 101,
+        "hypervisor": {"kind": "ssh", "address": "hypervisor", "config": str(lab.config)},
+    }
     mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, hypervisor=way)
     wrong = profile(tmp_path / "wrong", lab, "stranger-101", STAND_IN, hypervisor=way)
     with faults.dead_sshd(guest_pct):
@@ -124,10 +151,19 @@ def test_the_real_server_is_deployed_proven_crashed_and_proven_again(
     lab: Lab, guest: Host, tmp_path: Path, workbook: Callable[..., Any]
 ) -> None:
     """The real SGLang as a hardened unit of an unprivileged user, with a key: proven, its scheduler killed, proven again, watched."""
-    tiny = load_profile(TINY).server
+    real = load_profile("embedded").server  # a seeded model talks garbage, and the proof refuses it
+    copied = guest.run(
+        [
+            "sh",
+            "-c",
+            f"mkdir -p /srv/real && cp -r {model_path('smollm2-135m-instruct')}/. /srv/real/ && chmod -R a+rX /srv/real",
+        ],
+        deadline_s=120,
+    )
+    copied.check("a model that knows an answer")
     server = {
-        **tiny.model_dump(exclude_none=True), "model": "/srv/model", "python": str(ROOT / ".venv-sglang" / "bin" / "python"),
-        "environment": {**tiny.environment, "HOME": "/tmp"}, "api_key_env": "LAB_TYPED_KEY", "ready_timeout_s": 120,
+        **real.model_dump(exclude_none=True), "model": "/srv/real", "python": str(ROOT / ".venv-sglang" / "bin" / "python"),
+        "environment": {**real.environment, "HOME": "/tmp"}, "api_key_env": "LAB_TYPED_KEY", "ready_timeout_s": 120,
     }  # fmt: skip
     guest.run(["chmod", "o+x", "/root"])  # the interpreter's home; in this container's layer alone
     mine = profile(tmp_path / "p", lab, "guest-101", server)
@@ -143,4 +179,6 @@ def test_the_real_server_is_deployed_proven_crashed_and_proven_again(
     assert KEY not in done.stdout + done.stderr
     assert not [f for f in (tmp_path / "outputs").rglob("*") if f.is_file() and KEY in f.read_text(errors="replace")]
     done = workbook("watch", "--profile", mine)  # the key is read where it stands, by root
-    assert done.returncode == 0 and "version-on-disk" in done.stdout.partition("as proven:")[2], done.stdout + done.stderr
+    assert done.returncode == 0 and "version-on-disk" in done.stdout.partition("as proven:")[2], (
+        done.stdout + done.stderr
+    )
