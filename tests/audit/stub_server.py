@@ -29,10 +29,17 @@ class Stub:
     def logprob(self, ids: list[int], place: int) -> float:
         r = random.Random(str(ids[max(0, place - 3) : place + 1]))
         sound = -3 * r.random() - 0.1
-        return sound - self.loss + (random.Random(f"{self.loss}{ids[place - 3 : place + 1]}{place}").gauss(0, self.spread))
+        return (
+            sound - self.loss + (random.Random(f"{self.loss}{ids[place - 3 : place + 1]}{place}").gauss(0, self.spread))
+        )
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
-        meta: dict[str, Any] = {"e2e_latency": 0.01, "cached_tokens": 0, "prompt_tokens": 1, "finish_reason": {"type": "stop"}}
+        meta: dict[str, Any] = {
+            "e2e_latency": 0.01,
+            "cached_tokens": 0,
+            "prompt_tokens": 1,
+            "finish_reason": {"type": "stop"},
+        }
         meta["completion_tokens"] = body["sampling_params"]["max_new_tokens"]
         ids = body.get("input_ids")
         if ids is None:
@@ -40,7 +47,10 @@ class Stub:
         if body.get("return_logprob"):
             self.scored += 1
             start = body["logprob_start_len"]
-            rows = [[None, ids[start], None], *([self.logprob(ids, i), ids[i], None] for i in range(start + 1, len(ids)))]
+            rows = [
+                [None, ids[start], None],
+                *([self.logprob(ids, i), ids[i], None] for i in range(start + 1, len(ids))),
+            ]
             meta["input_token_logprobs"] = rows if start >= 0 else []
             meta["output_token_logprobs"] = [[-1.0, 65, None]] * meta["completion_tokens"]
             if body.get("top_logprobs_num"):

@@ -242,7 +242,9 @@ def test_documents_are_the_units_of_a_limit_from_six_on() -> None:
     for d in range(6):
         base = np.random.default_rng(d).normal(-2, 1, 400)
         one.append(record(base.tolist(), str(d)))
-        two.append(record((base - 0.04 * (d % 2) + np.random.default_rng(99 + d).normal(0, 0.01, 400)).tolist(), str(d)))
+        two.append(
+            record((base - 0.04 * (d % 2) + np.random.default_rng(99 + d).normal(0, 0.01, 400)).tolist(), str(d))
+        )
     found = compare_scores(one, two, 10**6)
     assert found.decisive is found.by_document and found.by_document.n == 6
     width = [m.high - m.low for m in (found.by_document, found.pooled)]

@@ -58,18 +58,28 @@ def test_scales_are_added_for_every_layer_beside_linked_weights(source: Path) ->
 
 def test_an_index_lists_added_scales(source: Path) -> None:
     """A loader that reads the index only would leave them out."""
-    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}}))
+    (source / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"model.norm.weight": "model.safetensors"}})
+    )
     made = edited_checkpoint(source, ["kv_scales_added"])
-    assert list(json.loads((made / "model.safetensors.index.json").read_text())["weight_map"].values()).count(SCALES_FILE) == 4
+    assert (
+        list(json.loads((made / "model.safetensors.index.json").read_text())["weight_map"].values()).count(SCALES_FILE)
+        == 4
+    )
 
 
 def test_a_declaration_is_taken_back_in_both_places(source: Path) -> None:
     """hf_quant_config.json and config.json; what else they say stays."""
-    (source / "config.json").write_text(json.dumps({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}, "quant_method": "m"}}))
+    (source / "config.json").write_text(
+        json.dumps({"quantization_config": {"kv_cache_scheme": {"num_bits": 8}, "quant_method": "m"}})
+    )
     made = edited_checkpoint(source, ["fp8_kv_declared", "kv_cache_quant_algo_null"])
     declared = json.loads((made / "hf_quant_config.json").read_text())["quantization"]
     assert declared["kv_cache_quant_algo"] is None and declared["quant_algo"] == "FP8"
-    assert json.loads((made / "config.json").read_text())["quantization_config"] == {"kv_cache_scheme": None, "quant_method": "m"}
+    assert json.loads((made / "config.json").read_text())["quantization_config"] == {
+        "kv_cache_scheme": None,
+        "quant_method": "m",
+    }
 
 
 def test_the_copy_is_made_once_and_another_source_is_another_copy(source: Path) -> None:

@@ -68,10 +68,16 @@ class Pool:
         ids, start, count = body["input_ids"], body["logprob_start_len"], body["sampling_params"]["max_new_tokens"]
         key = body["extra_key"] if self.salted else ""
         known = self.cache.get(key, [])
-        common = next((i for i, (x, y) in enumerate(zip(known, ids, strict=False)) if x != y), min(len(known), len(ids)))
+        common = next(
+            (i for i, (x, y) in enumerate(zip(known, ids, strict=False)) if x != y), min(len(known), len(ids))
+        )
         cached = min(common, start if start >= 0 else common) if self.hits else 0
         case = "pool" if cached else "fresh"
-        rows = [[None, ids[start]], *([self._logprob(ids, i, case), ids[i]] for i in range(start + 1, len(ids)))] if start >= 0 else []
+        rows = (
+            [[None, ids[start]], *([self._logprob(ids, i, case), ids[i]] for i in range(start + 1, len(ids)))]
+            if start >= 0
+            else []
+        )
         out, grown = [], list(ids)
         for _ in range(count):
             grown.append(len(grown) % 97)
@@ -100,7 +106,11 @@ def test_a_sound_pool_is_clean_and_its_noise_is_stated(tmp_path: Path) -> None:
 def test_h1_is_a_fault_by_more_than_a_nat(tmp_path: Path) -> None:
     """BF16 over calibrated scales: prefix and decode read the pool wrongly."""
     found = probed(tmp_path, Pool(loss=1.5, spread=1.0))
-    assert found.outcome == "fault" and found.prefix.cost.low > 1 and found.prefix.outcome == found.decode.outcome == "fault"
+    assert (
+        found.outcome == "fault"
+        and found.prefix.cost.low > 1
+        and found.prefix.outcome == found.decode.outcome == "fault"
+    )
 
 
 def test_a_fault_of_decode_alone_is_found(tmp_path: Path) -> None:
@@ -114,7 +124,9 @@ def test_what_the_pool_costs_is_measured(tmp_path: Path) -> None:
     """A pool that costs 0.02 nat is clean against 0.05 and a fault against 0.005; the estimate is 0.02."""
     pool = Pool(loss=0.02, spread=0.005)
     found = probed(tmp_path, pool)
-    assert found.outcome == "clean" and found.prefix.cost.value == pytest.approx(0.02, abs=0.006)  # error 0.035 / sqrt(1020)
+    assert found.outcome == "clean" and found.prefix.cost.value == pytest.approx(
+        0.02, abs=0.006
+    )  # error 0.035 / sqrt(1020)
     raw = json.loads((tmp_path / "probe.json").read_text())
     assert judge_probe(raw, 0.005).outcome == "fault"
 
@@ -179,7 +191,9 @@ def test_it_is_safe_beside_real_traffic(tmp_path: Path) -> None:
     assert sum(len(b["input_ids"]) for b in pool.bodies) == found.tokens_sent - sum(
         b["sampling_params"]["max_new_tokens"] for b in pool.bodies
     )
-    assert len({b["extra_key"] for b in pool.bodies}) == 4 * 4  # each document has keys of its own, and every run other ones
+    assert (
+        len({b["extra_key"] for b in pool.bodies}) == 4 * 4
+    )  # each document has keys of its own, and every run other ones
 
 
 @pytest.mark.parametrize(
@@ -195,7 +209,9 @@ def test_it_is_safe_beside_real_traffic(tmp_path: Path) -> None:
         ({"chunked_prefill_size": 64}, 16, 32, "too little room"),
     ],
 )
-def test_sizes_fit_one_chunk_and_the_cache(info: dict[str, Any], context: int, window: int, refused: str | None) -> None:
+def test_sizes_fit_one_chunk_and_the_cache(
+    info: dict[str, Any], context: int, window: int, refused: str | None
+) -> None:
     """L + W <= chunked_prefill_size, L a whole number of pages, at most a tenth of the pool."""
     plan = plan_probe({**INFO, **info})
     assert (plan.context_tokens, plan.window_tokens) == (context, window)
@@ -210,7 +226,12 @@ def test_sizes_fit_one_chunk_and_the_cache(info: dict[str, Any], context: int, w
         ({"attention_backend": "flashinfer"}, None, True, "ragged"),
         ({"attention_backend": "flashinfer"}, True, False, "multimodal"),
         ({"attention_backend": "flashinfer", "enable_deterministic_inference": True}, False, False, "deterministic"),
-        ({"attention_backend": "flashinfer", "cuda_graph_config": '{"prefill": "tc_piecewise"}'}, False, None, "piecewise"),
+        (
+            {"attention_backend": "flashinfer", "cuda_graph_config": '{"prefill": "tc_piecewise"}'},
+            False,
+            None,
+            "piecewise",
+        ),
         ({"attention_backend": "triton"}, True, True, "extend"),
         ({"attention_backend": "triton", "prefill_attention_backend": "fa3"}, False, False, "page table"),
         ({"attention_backend": "trtllm_mha"}, False, False, "paged context"),

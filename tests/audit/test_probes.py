@@ -26,7 +26,9 @@ from lib.errors import BadInput, ServerError
 class Control:
     """Answers as SGLang does: one id a word, log-probabilities from a list."""
 
-    def __init__(self, tokenize_fails: bool = False, logprobs: list[Any] | None = None, other_ids: bool = False) -> None:
+    def __init__(
+        self, tokenize_fails: bool = False, logprobs: list[Any] | None = None, other_ids: bool = False
+    ) -> None:
         self.tokenize_fails, self.logprobs, self.other_ids, self.flushed = tokenize_fails, logprobs, other_ids, 0
         self.asked, self.refused_flushes, self.slow_s, self.cached = 0, 0, 0.0, 0
         self.dies_after: int | None = None

@@ -26,20 +26,31 @@ from lib.errors import BadInput
 from tests.audit.stub_server import Stub, serving
 
 
-def side(folder: Path, shift: float = 0.0, noise: float = 0.0, seed: int = 1, floor: bool = True, tasks: str = "") -> Path:
+def side(
+    folder: Path, shift: float = 0.0, noise: float = 0.0, seed: int = 1, floor: bool = True, tasks: str = ""
+) -> Path:
     """A recorded side of six documents of 300 tokens; `tasks` is one letter an item, T or F, deep items all as given."""
     base, own = np.random.default_rng(7), np.random.default_rng(seed)
-    documents = [{"name": f"d{i}", "origin": "made", "sha256": str(i), "ids": [i] * 300, "pieces": ["x"] * 300} for i in range(6)]
+    documents = [
+        {"name": f"d{i}", "origin": "made", "sha256": str(i), "ids": [i] * 300, "pieces": ["x"] * 300} for i in range(6)
+    ]
     (folder / "documents").mkdir(parents=True)
     (folder / "documents" / "documents.json").write_text(json.dumps(documents))
-    (folder / "side.json").write_text(json.dumps({"base_url": "http://x", "launch_id": "L", "server_key": "k", "told": {}, "checks": []}))
+    (folder / "side.json").write_text(
+        json.dumps({"base_url": "http://x", "launch_id": "L", "server_key": "k", "told": {}, "checks": []})
+    )
     values = base.normal(-2, 1, (6, 299))
     treated = values + shift + own.normal(0, noise, values.shape) if noise else values + shift
     for name in ("first", *(["again"] if floor else [])):
         (folder / name).mkdir()
         for i, d in enumerate(documents):
             ids = list(d["ids"])  # type: ignore[call-overload]
-            record = {"name": d["name"], "key": f"{i:02d}", "ids_sha256": ids_sha256(ids), "logprobs": [None, *treated[i].tolist()]}
+            record = {
+                "name": d["name"],
+                "key": f"{i:02d}",
+                "ids_sha256": ids_sha256(ids),
+                "logprobs": [None, *treated[i].tolist()],
+            }
             (folder / name / f"scores-{i:02d}.json").write_text(json.dumps(record))
     if tasks:
         (folder / "tasks").mkdir()
@@ -89,7 +100,14 @@ def test_the_command_compares_recorded_folders(tmp_path: Path, capsys: pytest.Ca
     given = ["compare-accuracy", "--against", str(a), "--b", str(b), "--bucket", "128"]
     assert main(given) == 0
     text = capsys.readouterr().out
-    for words in ("outside_limit", "effect: loss", "by position", "largest single differences", "tasks (A / B right)", "SHA-256"):
+    for words in (
+        "outside_limit",
+        "effect: loss",
+        "by position",
+        "largest single differences",
+        "tasks (A / B right)",
+        "SHA-256",
+    ):
         assert words in text, words
     assert main([*given, "--json", "--fail-on-loss"]) == 1
     found = json.loads(capsys.readouterr().out)
@@ -136,8 +154,10 @@ class Control:
 def test_another_tokenizer_or_too_short_a_context_is_refused() -> None:
     """Ids outside B's vocabulary would end B; a document longer than its context would be refused by it."""
     documents = [{"name": "d", "ids": [1, 2, 3], "pieces": ["x"] * 3}]
+
     def on(control: Control) -> Any:
         return SimpleNamespace(control=control)
+
     assert "same text" in check_same_vocabulary(on(Control()), documents)
     with pytest.raises(BadInput, match="other text on B"):
         check_same_vocabulary(on(Control(pieces="y")), documents)
@@ -157,7 +177,14 @@ def test_a_finished_record_of_another_server_is_never_mixed(tmp_path: Path) -> N
 
 def test_default_lengths_reach_the_context() -> None:
     """Two documents each at a quarter, half and all of what the server takes; too small a server is refused."""
-    assert default_lengths({"max_req_input_len": 4096, "max_total_num_tokens": 10**6}) == [1022, 1022, 2044, 2044, 4088, 4088]
+    assert default_lengths({"max_req_input_len": 4096, "max_total_num_tokens": 10**6}) == [
+        1022,
+        1022,
+        2044,
+        2044,
+        4088,
+        4088,
+    ]
     with pytest.raises(BadInput):
         default_lengths({"max_req_input_len": 200})
 
@@ -171,7 +198,20 @@ def test_two_servers_over_http_from_the_command(tmp_path: Path, capsys: pytest.C
     far = {p for p in items if len(p) > 1100}
     a, b = Stub(answer=items.get), Stub(0.05, 0.02, answer=lambda p: "?" if p in far else items.get(p))
     with serving(a) as one, serving(b) as other:
-        given = ["compare-accuracy", "--a", one, "--b", other, *TEXTS, "--tokens", "400", "--bucket", "128", "--out", str(tmp_path)]
+        given = [
+            "compare-accuracy",
+            "--a",
+            one,
+            "--b",
+            other,
+            *TEXTS,
+            "--tokens",
+            "400",
+            "--bucket",
+            "128",
+            "--out",
+            str(tmp_path),
+        ]
         assert main([*given, "--tasks", "6", "--task-tokens", "300", "--json", "--fail-on-loss"]) == 1
         found = json.loads(capsys.readouterr().out)
         asked = (a.scored, b.scored)
@@ -190,14 +230,29 @@ def test_one_after_the_other_with_record_and_against(tmp_path: Path, capsys: pyt
     recorded = tmp_path / "recorded"
     stub = Stub()
     with serving(stub) as url:
-        given = ["compare-accuracy", "--a", url, "--record", str(recorded), *TEXTS, "--tokens", "400", "--load", "0", "--json"]
+        given = [
+            "compare-accuracy",
+            "--a",
+            url,
+            "--record",
+            str(recorded),
+            *TEXTS,
+            "--tokens",
+            "400",
+            "--load",
+            "0",
+            "--json",
+        ]
         stub.dies_after = 3
         assert main(given) == 1 and len(list((recorded / "first").glob("scores-*.json"))) == 3
         stub.dies_after = None
         assert main(given) == 0 and stub.scored == 12  # 6 + 6 again, none twice
     capsys.readouterr()
     with serving(Stub(0.05, 0.02)) as url:
-        assert main(["compare-accuracy", "--against", str(recorded), "--b", url, "--out", str(tmp_path / "b"), "--json"]) == 0
+        assert (
+            main(["compare-accuracy", "--against", str(recorded), "--b", url, "--out", str(tmp_path / "b"), "--json"])
+            == 0
+        )
     found = json.loads(capsys.readouterr().out)
     assert found["outcome"] == "outside_limit" and [d["tokens"] for d in found["documents"]] == [400] * 6
 
@@ -206,7 +261,19 @@ def test_no_flush_flushes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
     """Other traffic runs: not for a document, nor for the loaded pass, nor for the tasks."""
     stub = Stub()
     with serving(stub) as url:
-        given = ["compare-accuracy", "--a", url, "--document", "argparse", "--tokens", "400", "--tasks", "1", "--task-tokens", "300"]
+        given = [
+            "compare-accuracy",
+            "--a",
+            url,
+            "--document",
+            "argparse",
+            "--tokens",
+            "400",
+            "--tasks",
+            "1",
+            "--task-tokens",
+            "300",
+        ]
         assert main([*given, "--out", str(tmp_path), "--no-flush"]) == 0
         assert stub.flushed == 0
         assert main([*given, "--out", str(tmp_path / "other")]) == 0
@@ -216,7 +283,9 @@ def test_no_flush_flushes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_the_probe_from_the_command_needs_a_hit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`workbook audit --probe` adds `probe` to the report; a server without a prefix cache is not settled, and nothing is flushed."""
     with serving(Stub()) as url:
-        assert main(["audit", "--base-url", url, "--probe", "--probe-documents", "1", "--probe-duty", "1", "--json"]) in (0, 1)
+        assert main(
+            ["audit", "--base-url", url, "--probe", "--probe-documents", "1", "--probe-duty", "1", "--json"]
+        ) in (0, 1)
     probe = json.loads(capsys.readouterr().out)["probe"]
     assert probe["outcome"] == "no_hit" and probe["plan"]["chunked_prefill_size"] == 512
     assert main(["audit", "--probe"]) == 2
@@ -233,7 +302,9 @@ def test_the_probe_from_the_command_needs_a_hit(tmp_path: Path, capsys: pytest.C
         ({"attention_backend": "fa3"}, {"kv_cache_dtype": "fp8_e4m3"}, 2048),
     ],
 )
-def test_where_caches_differ_the_first_chunk_is_known_to_be_blind(a: dict[str, Any], b: dict[str, Any], unread: int) -> None:
+def test_where_caches_differ_the_first_chunk_is_known_to_be_blind(
+    a: dict[str, Any], b: dict[str, Any], unread: int
+) -> None:
     """On Triton and FlashInfer a first chunk reads no pool: a comparison of caches leaves it out; other comparisons don't."""
     told = {"kv_cache_dtype": "bf16", "attention_backend": "triton", "chunked_prefill_size": 2048}
     assert unread_tokens({**told, **a}, {**told, **b}) == unread

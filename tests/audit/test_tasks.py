@@ -38,7 +38,11 @@ def test_both_arms_ask_the_same_and_hold_the_answer(family: str) -> None:
 def test_the_facts_of_a_deep_item_lie_in_its_first_half(family: str) -> None:
     """What is asked for stands more than a third of the file before the question."""
     for item in make_items(4, 1500, families=[family])[1::2]:
-        parts = json.loads(item.expected)["arguments"]["assignee"] if item.kind == "json" else item.expected.split(",")[0].strip('"]')
+        parts = (
+            json.loads(item.expected)["arguments"]["assignee"]
+            if item.kind == "json"
+            else item.expected.split(",")[0].strip('"]')
+        )
         place = item.prompt.index(parts)
         assert place < 0.66 * len(item.prompt), (place, len(item.prompt))
 
@@ -63,10 +67,14 @@ def test_a_tool_call_is_judged_as_json() -> None:
     """Order and spaces do not matter; another value, another key, or text that is no JSON does."""
     item = make_items(1, 600, families=["tool_call"])[0]
     call = json.loads(item.expected)
+
     def told(c: dict[str, Any]) -> str:
         return json.dumps(c).removeprefix('{"name": "')
+
     assert right(item, told({"name": call["name"], "arguments": dict(reversed(call["arguments"].items()))}))
-    assert not right(item, told({**call, "arguments": {**call["arguments"], "priority": str(call["arguments"]["priority"])}}))
+    assert not right(
+        item, told({**call, "arguments": {**call["arguments"], "priority": str(call["arguments"]["priority"])}})
+    )
     assert not right(item, told({**call, "arguments": {**call["arguments"], "more": 1}}))
     assert not right(item, 'open_x", "arguments": {')
 
@@ -89,7 +97,9 @@ def test_items_that_only_one_server_can_do_are_counted_by_exact_mcnemar() -> Non
     a = answers("needle", [True] * 12, [True] * 9 + [False] + [True] * 2)
     b = answers("needle", [True] * 12, [False] * 9 + [True] + [True] * 2)
     row, total = compare_tasks(a, b)
-    assert row.outcome == "lost" and row.p_value == pytest.approx(0.0215, abs=1e-4) and (row.only_a, row.only_b) == (9, 1)
+    assert (
+        row.outcome == "lost" and row.p_value == pytest.approx(0.0215, abs=1e-4) and (row.only_a, row.only_b) == (9, 1)
+    )
     assert total.family == "all" and total.usable == 12
 
 
@@ -137,7 +147,9 @@ class Solver:
         if self.dies_after is not None and self.asked > self.dies_after:
             raise ServerError("an answer", "none")
         text = self.expected[body["text"]] if len(body["text"]) < self.reach else "?"
-        return json.dumps({"text": text, "meta_info": {"prompt_tokens": len(body["text"]) // 3, "finish_reason": None}}).encode()
+        return json.dumps(
+            {"text": text, "meta_info": {"prompt_tokens": len(body["text"]) // 3, "finish_reason": None}}
+        ).encode()
 
 
 def test_depth_lost_by_one_server_is_found(tmp_path: Path) -> None:
