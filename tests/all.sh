@@ -15,6 +15,7 @@ hosts=$(mktemp)
 trap 'rm -f "$hosts"' EXIT
 "$python" -m pytest -q -p no:cacheprovider -m lab >"$hosts" 2>&1 &
 lab=$!
+trap 'kill -INT $lab 2>/dev/null; wait $lab; exit 130' INT TERM # the lab takes its hosts down
 "$python" -m pytest -q -n 2 --dist loadfile -m "not server and not lab and not browser and not gpu"
 part $?
 "$python" -m pytest -q -m "(server or browser or gpu) and not lab"
