@@ -70,6 +70,9 @@ from lib.server.log_records import ServerLog
 from lib.server.redact import redact_object
 from lib.server.spec import server_spec
 
+#: Folder below outputs/ with the examples that are committed.
+EXAMPLES = "examples"
+
 
 class Stamp(Record):
     """stamp.json: on which server a measurement was taken, and that it was the same one before and after."""
@@ -281,7 +284,9 @@ class NotebookRun:
         with self.inside_server():
             place = remote.place_of(self.profile.host)
             if place is not None and handle.attached:
-                live: Answering = remote.RemoteAttached.attach_on(place, handle.name, handle.params, self.raw / "servers")
+                live: Answering = remote.RemoteAttached.attach_on(
+                    place, handle.name, handle.params, self.raw / "servers"
+                )
             elif handle.attached:
                 live = AttachedServer.attach(handle.name, handle.params, self.raw / "servers")
             elif place is not None and isinstance(handle.spec, remote.RemoteSpec):
@@ -627,6 +632,11 @@ def _papermill_output() -> str | None:
 def outputs_root() -> Path:
     """Where runs go: WORKBOOK_OUTPUTS, else outputs/ of the checkout."""
     return Path(os.environ.get("WORKBOOK_OUTPUTS") or ROOT / "outputs")
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Folders of runs below an outputs folder, in no order; the committed examples are none, so nothing takes or prunes them."""
+    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name != EXAMPLES]
 
 
 def new_run_id() -> str:

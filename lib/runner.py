@@ -32,7 +32,7 @@ from lib.errors import BadInput, Busy, NotStopped, WorkbookError
 from lib.hosts import local
 from lib.params import NOTEBOOKS, ROOT, load_notebook
 from lib.records import NotebookResult, NotebookState, RunResult, Status
-from lib.results import new_run_id, outputs_root
+from lib.results import new_run_id, outputs_root, run_folders
 
 #: Seconds that a notebook's child gets to end by itself after Ctrl-C before it is killed.
 INTERRUPT_DEADLINE_S = 8.0
@@ -449,16 +449,16 @@ def _numbers(only: Sequence[str] | None) -> list[str]:
 
 def find_run(run_id: str) -> Path:
     """The folder of a run, by its folder, its id, or `latest`; BadInput names the latest runs if there is none."""
-    runs = sorted(outputs_root().glob("*/*/result.json"), key=lambda f: f.stat().st_mtime)
+    runs = sorted(run_folders(outputs_root()), key=lambda f: (f / "result.json").stat().st_mtime)
     if run_id == "latest" and runs:
-        return runs[-1].parent
+        return runs[-1]
     direct = Path(run_id)
     if (direct / "result.json").is_file():
         return direct.resolve()
-    matching = [f.parent for f in runs if f.parent.name == run_id]
+    matching = [f for f in runs if f.name == run_id]
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(f"{f.parent.parent.name}/{f.parent.name}" for f in runs[-3:]) or "none yet"
+    known = ", ".join(f"{f.parent.name}/{f.name}" for f in runs[-3:]) or "none yet"
     raise BadInput(
         f"a run with result.json named {run_id!r}",
         f"{len(matching)} of that name; latest runs: {known}",

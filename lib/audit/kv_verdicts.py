@@ -14,13 +14,11 @@ from lib.audit.decision import (
     throughput_ratio,
 )
 from lib.audit.kv import asked_dtype, audit_report, resolved_rows
+from lib.audit.probes import NOT_A_NUMBER
 from lib.deploy.build import COARSEST
 from lib.params import ArmParams
 from lib.records import OUTCOMES, Measured, Prediction, Status, Verdict
 from lib.server.sweep import failed_launch
-
-#: How `lib.audit.probes` says that a server gave no number.
-NOT_A_NUMBER = "NaN or none at positions"
 
 
 def verdicts(a: Audit, predicted: Sequence[Prediction]) -> list[Verdict]:

@@ -33,6 +33,9 @@ LIBRARY_TEXTS = (
     "platform", "gettext", "traceback", "plistlib", "fractions", "pstats", "codecs", "zipapp", "telnetlib",
 )  # fmt: skip
 
+#: How a score that is no number is told; the verdicts of notebook 05 look for it.
+NOT_A_NUMBER = "NaN or none at positions"
+
 
 def read_document(name: str) -> tuple[str, str]:
     """The text of a document and where it is from: a text file, the source of a standard library module, or several (`a+b`).
@@ -220,7 +223,11 @@ def score_documents(
             taken += 1
             if pending is not None:
                 pending.result()
-            origin = {"launch_id": getattr(server, "launch_id", None), "server_key": key, "request_s": round(seconds, 4)}
+            origin = {
+                "launch_id": getattr(server, "launch_id", None),
+                "server_key": key,
+                "request_s": round(seconds, 4),
+            }
             pending = writer.submit(_keep, file, payload, document, place, top_logprobs, origin)
         if pending is not None:
             pending.result()
@@ -276,7 +283,7 @@ def _keep(
     logprobs = [row[0] for row in scored]
     wrong = [i for i, value in enumerate(logprobs[1:], 1) if not isinstance(value, (int, float)) or value != value]
     if wrong:
-        raise ServerError(f"numbers as log-probabilities of {document['name']}", f"NaN or none at positions {wrong[:5]}")
+        raise ServerError(f"numbers as log-probabilities of {document['name']}", f"{NOT_A_NUMBER} {wrong[:5]}")
     if meta.get("cached_tokens"):
         raise ServerError(
             f"{document['name']} computed from its first token on",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from lib.errors import UnreadableFile
+from lib.errors import BadInput, UnreadableFile
 
 
 def read_text(name: str, what: str, max_bytes: int) -> str:
@@ -36,6 +38,23 @@ def read_text(name: str, what: str, max_bytes: int) -> str:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise UnreadableFile(f"{what} in UTF-8", f"{shown} is UTF-16", "convert it: iconv -f utf-16 -t utf-8")
     return data.decode("utf-8", "replace")
+
+
+@contextlib.contextmanager
+def writing(option: str, name: str) -> Iterator[Path]:
+    """The path of a file that an option names, while it is written.
+
+    Raises:
+        BadInput: it can't be written; names the option, the file and the reason.
+    """
+    try:
+        yield Path(name)
+    except OSError as error:
+        raise BadInput(
+            f"{option} names a file that can be written",
+            f"{name}: {error.strerror or error}",
+            "name another, in a folder that is there",
+        ) from error
 
 
 def require_standard_input(what: str) -> None:

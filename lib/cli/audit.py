@@ -32,7 +32,7 @@ from lib.audit.facts import Fact
 from lib.audit.fidelity import ProbeReport, judge_probe, take_probe
 from lib.audit.rules import AuditReport, FixAudit, audit, audit_of_fix, changeable
 from lib.cli._input import require_standard_input
-from lib.errors import BadInput, UnreadableFile
+from lib.errors import BadInput, ServerError, UnreadableFile
 from lib.findings import LEVELS
 from lib.params import ServerParams
 from lib.server.attach import AttachedServer
@@ -164,7 +164,7 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
         "log": lambda: log_file_facts(_path(args.log)),
         "server_info": lambda: server_info_facts(json_object(_path(args.server_info)), _name(args.server_info)),
         "metrics": lambda: metrics_facts(_text(args.metrics), _name(args.metrics)),
-        "base_url": lambda: fetch_server(args.base_url, api_key=os.environ.get("WORKBOOK_API_KEY")),
+        "base_url": lambda: _server(args.base_url),
         "flags": lambda: _flags(args.flags),
         "environ": lambda: environ_facts(_text(args.environ), _name(args.environ)),
         "output": lambda: [_output(args.output)],
@@ -184,6 +184,14 @@ def _groups(args: argparse.Namespace) -> list[list[Fact]]:
     if args.log and args.checkpoint:
         groups.append(ssm_dtype_facts(gather(*groups)))
     return groups
+
+
+def _server(url: str) -> list[Fact]:
+    """What a running server says; one that doesn't answer is an input that can't be read, like a missing file."""
+    try:
+        return fetch_server(url, api_key=os.environ.get("WORKBOOK_API_KEY"))
+    except ServerError as error:
+        raise UnreadableFile(error.expected, error.found, error.do) from error
 
 
 def _tells(fact: Fact) -> bool:

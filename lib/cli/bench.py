@@ -334,7 +334,9 @@ class Bench:
             status, why = search.level_status(level, share, self.args.good_frac)
             result["slo_status"], result["slo_reason"] = status, why
             words = "no verdict" if status == "invalid" else status
-            print(f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {words}")
+            print(
+                f"    good (SLO): {_percent(share)}, {_figure(good['goodput_requests_per_s'], 1, 2)} a second: {words}"
+            )
         if self.args.ramp:
             result["timeline"] = _plain(metrics.timeline(level))
         if level.header["stopped"] == "interrupted":
@@ -361,7 +363,9 @@ class Bench:
             found = search.knee(list(self.points.values()))
             spoilt = sorted({str(s["client"].value) for all_ in self.measured.values() for s in all_} - {"ok"})
             if spoilt:
-                found = found.model_copy(update={"reason": f"{found.reason}; no verdict: the client was {', '.join(spoilt)}"})
+                found = found.model_copy(
+                    update={"reason": f"{found.reason}; no verdict: the client was {', '.join(spoilt)}"}
+                )
             more["knee"] = found.model_dump()
             print(f"knee: between {_end(found.low)} and {_end(found.high)}; {found.reason}")
         if self.bracket is not None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 from lib import runner
+from lib.cli._input import writing
 from lib.errors import BadInput
 from lib.records import NotebookResult
 
@@ -43,7 +44,8 @@ def run(args: argparse.Namespace) -> int:
         for f, r in zip(folders[1:], found[1:], strict=True)
     ]
     if args.html:
-        write_comparison(Path(args.html), made)
+        with writing("--html", args.html) as page:
+            write_comparison(page, made)
     if args.json:
         print(
             json.dumps(

@@ -37,15 +37,23 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--profile", required=True, help="a name under params/, or a folder; its host: and 06.yaml")
-    parser.add_argument("--run", dest="run_id", metavar="RUN", help="run id, folder or `latest` that measured it: what must be shown")
+    parser.add_argument(
+        "--run", dest="run_id", metavar="RUN", help="run id, folder or `latest` that measured it: what must be shown"
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--plan", action="store_true", help="show what would change and touch nothing")
     what.add_argument("--undo", action="store_true", help="go back to what was there before the last rollout")
     what.add_argument("--prove", action="store_true", help="prove what runs now, changing nothing")
     parser.add_argument(
-        "--override", metavar="NAME=REASON", action="append", default=[], help="an objection that does not hold, and why (recorded)"
+        "--override",
+        metavar="NAME=REASON",
+        action="append",
+        default=[],
+        help="an objection that does not hold, and why (recorded)",
     )
-    parser.add_argument("--environment-file", metavar="FILE", help="NAME=value lines with secrets; they go to the host only")
+    parser.add_argument(
+        "--environment-file", metavar="FILE", help="NAME=value lines with secrets; they go to the host only"
+    )
     parser.add_argument("--json", action="store_true", help="one object on stdout (docs/deploy.md); progress on stderr")
     parser.set_defaults(run=run)
 
@@ -55,14 +63,18 @@ def run(args: argparse.Namespace) -> int:
     began = time.time()
     try:
         overrides = _overrides(args.override)
-        secrets = read_text(args.environment_file, "an environment file", MAX_ENVIRONMENT) if args.environment_file else None
+        secrets = (
+            read_text(args.environment_file, "an environment file", MAX_ENVIRONMENT) if args.environment_file else None
+        )
         if args.undo:
             made = prepare_undo(args.profile, secrets)
         else:
             made = prepare(args.profile, find_run(args.run_id) if args.run_id else None, overrides, secrets)
         host = made.place.host
         folder = outputs_root() / "deployments" / made.plan.unit / time.strftime("%Y%m%d-%H%M%S", time.localtime(began))
-        rollout = made.deployment(folder, lambda words: print(f"{time.time() - began:7.1f} s  {words}", file=sys.stderr, flush=True))
+        rollout = made.deployment(
+            folder, lambda words: print(f"{time.time() - began:7.1f} s  {words}", file=sys.stderr, flush=True)
+        )
         if args.plan:
             plan = rollout.look()
             print(plan.model_dump_json() if args.json else plan_text(plan))
@@ -112,19 +124,34 @@ def _for_a_person(plan: DeployPlan, reason: str) -> dict[str, object]:
 
 def hand_text(plan: DeployPlan, reason: str) -> str:
     """The unit and what a person types as root."""
-    rows = [f"This takes root, and it is not to be had: {reason.strip()}", "", f"The unit, as {plan.unit}:", "", plan.unit_text]
-    return "\n".join([*rows, "As root on the host, in the unit's folder:", "", *(f"  {line}" for line in by_hand(plan))])
+    rows = [
+        f"This takes root, and it is not to be had: {reason.strip()}",
+        "",
+        f"The unit, as {plan.unit}:",
+        "",
+        plan.unit_text,
+    ]
+    return "\n".join(
+        [*rows, "As root on the host, in the unit's folder:", "", *(f"  {line}" for line in by_hand(plan))]
+    )
 
 
 def plan_text(plan: PlanReport) -> str:
     """The readable form of a plan."""
-    out = [f"PLAN {plan.id} for {plan.unit} on {plan.host}", f"  now: {plan.now}; last proven plan: {plan.proven or 'none'}"]
+    out = [
+        f"PLAN {plan.id} for {plan.unit} on {plan.host}",
+        f"  now: {plan.now}; last proven plan: {plan.proven or 'none'}",
+    ]
     if plan.unfinished:
         out.append(f"  UNFINISHED: {plan.unfinished}")
     out += ["", "OBJECTIONS" if plan.objections else "OBJECTIONS: none"]
     refused = {(o.name, o.reason) for o in plan.refused}
     for objection in plan.objections:
-        lifted = "REFUSES" if (objection.name, objection.reason) in refused else f"overridden: {plan.overrides[objection.name or '']}"
+        lifted = (
+            "REFUSES"
+            if (objection.name, objection.reason) in refused
+            else f"overridden: {plan.overrides[objection.name or '']}"
+        )
         out.append(f"  {objection.name or '(cannot be overridden)'}: {objection.reason} [{lifted}]")
     capacity, audit = plan.about.get("capacity") or {}, plan.about.get("audit") or {}
     out += ["", f"AUDIT: {audit.get('answer', 'not audited')}", *(f"  {line}" for line in audit.get("findings", []))]
@@ -142,7 +169,11 @@ def plan_text(plan: PlanReport) -> str:
     out += [] if plan.gpus else [f"  GPU memory: {plan.gpus_reason}"]
     out += ["", "NEVER TOUCHED" if plan.bystanders else "NEVER TOUCHED: no bystander on its port or GPUs"]
     out += [f"  pid {b['pid']} {b['why']}: {b['argv'][:110]}" for b in plan.bystanders]
-    out += ["", f"UNIT ({'new' if plan.unit_new else 'changes' if plan.diff else 'unchanged'})", plan.diff.rstrip() or "  no difference"]
+    out += [
+        "",
+        f"UNIT ({'new' if plan.unit_new else 'changes' if plan.diff else 'unchanged'})",
+        plan.diff.rstrip() or "  no difference",
+    ]
     out += [f"  drop-in, set aside: {path}" for path in plan.dropins] + [f"  {line}" for line in plan.lint]
     out += ["", f"ROOT: {'sudo or root is there' if plan.can_root is None else plan.can_root.strip()}; needed to:"]
     out += [f"  {line}" for line in plan.needs_root]
@@ -160,4 +191,3 @@ def proof_text(proof: Proof) -> str:
     rows = [f"{'PROVEN' if proof.proven else 'NOT PROVEN'}: {proof.unit} on {proof.host}, start {proof.invocation}"]
     rows += [f"  {c.status:7} {c.id}: {c.claim}; expected {c.expected}, found {c.found}" for c in proof.claims]
     return "\n".join(rows)
-

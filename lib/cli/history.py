@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from lib.cli._input import writing
 from lib.errors import BadInput
 from lib.results import outputs_root
 
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
             )
         series = history.result_series(connection, [r["path"] for r in reversed(runs)])
     if args.html:
-        write_history(Path(args.html), runs, series, f"History of {profile or 'all profiles'}")
+        with writing("--html", args.html) as page:
+            write_history(page, runs, series, f"History of {profile or 'all profiles'}")
     if args.json:
         print(history.as_json(runs, series))
         return 0

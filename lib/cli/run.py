@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from lib import runner
-from lib.errors import BadInput, WorkbookError
+from lib.cli._input import writing
+from lib.errors import WorkbookError
 from lib.hosts import local
 from lib.params import NOTEBOOKS
 
@@ -57,11 +58,8 @@ def _write_junit(file: Path, folder: Path) -> None:
     from lib.report.junit import junit_xml
 
     found = {n: r for n in NOTEBOOKS if (r := runner.read_result(folder / f"{n}.result.json"))}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+    with writing("--junit", str(file)):
         local.write_atomic(file, junit_xml(runner.read_run(folder), found, NOTEBOOKS))
-    except OSError as error:
-        raise BadInput(f"--junit names a file that can be written: {file}", error.strerror or str(error)) from error
 
 
 def _how_to_go_on(began: float) -> str:

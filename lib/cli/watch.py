@@ -56,4 +56,6 @@ def watch_text(report: WatchReport) -> str:
     for row in report.drifted:
         rows += [f"  {row.id}: {row.now}", f"      proven: {row.proven}; see {row.evidence}"]
     rows += [f"  unknown: {row.id}: {row.now}" for row in report.rows if row.status == "unknown"]
-    return "\n".join([*rows, f"  as proven: {', '.join(row.id for row in report.rows if row.status == 'same') or 'nothing'}"])
+    return "\n".join(
+        [*rows, f"  as proven: {', '.join(row.id for row in report.rows if row.status == 'same') or 'nothing'}"]
+    )

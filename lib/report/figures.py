@@ -703,14 +703,13 @@ def error_by_context(
     return _finished(figure, (f"{title}. " if title else "") + ". ".join(words) + ".")
 
 
-def trend(points: Iterable[Any], *, title: str = "", limit: float | None = None) -> Chart:
+def trend(points: Iterable[Any], *, title: str = "") -> Chart:
     """Return one result over runs, oldest left, with its 95% intervals.
 
     Args:
         points: `label` (the run) and `measured` (a `Measured`), in the order of the runs; one without a value is named
             in the words and leaves a gap.
         title: one line above the figure.
-        limit: a threshold in the unit of the values.
     """
     listed = [(str(_get(p, "label")), _measured(_get(p, "measured"), "")) for p in points]
     drawn = [(i, m) for i, (_, m) in enumerate(listed) if _number(m) is not None]
@@ -722,8 +721,6 @@ def trend(points: Iterable[Any], *, title: str = "", limit: float | None = None)
         top = max(abs(float(_number(m) or 0.0)) for _, m in drawn)
         scale, unit = display_unit(top, drawn[-1][1].unit or "")
         _errorbar(axes, [float(i) for i, _ in drawn], [m for _, m in drawn], scale, 0, "", linestyle=":")
-        if limit is not None:
-            _limit_line(axes, limit * scale, f"limit {number_text(limit * scale)}")
         ends = sorted({0, len(listed) - 1})
         axes.set_xlim(-0.5, len(listed) - 0.5)
         axes.set_xticks(ends, [_label(listed[i][0], 20) for i in ends])

@@ -17,6 +17,7 @@ from typing import Any
 from lib.errors import UnreadableFile, WorkbookError
 from lib.records import Measured, Status
 from lib.report.site import read_run
+from lib.results import EXAMPLES
 
 INDEX = ".index.sqlite"
 VERSION = 1
@@ -170,9 +171,10 @@ def refresh(connection: sqlite3.Connection, root: Path, profile: str | None = No
 
 def _profiles(root: Path, profile: str | None) -> list[Path]:
     if profile is not None:
-        return [root / profile] if (root / profile).is_dir() else []
+        return [root / profile] if profile != EXAMPLES and (root / profile).is_dir() else []
     with os.scandir(root) as entries:
-        return sorted(Path(e.path) for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+        names = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    return sorted(root / name for name in names if name != EXAMPLES)
 
 
 def record_run(root: Path, folder: Path) -> str | None:

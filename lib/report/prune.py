@@ -15,6 +15,7 @@ from pathlib import Path
 
 from lib.records import Record
 from lib.report.site import read_run
+from lib.results import run_folders
 
 KEEP_FILE = "KEEP"
 
@@ -64,15 +65,13 @@ def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
     sizes: dict[Path, int] = {}
     removals: list[Removal] = []
     kept: dict[str, str] = {}
-    for profile in (
-        sorted(p for p in root.iterdir() if p.is_dir() and not p.is_symlink() and not p.name.startswith("."))
-        if root.is_dir()
-        else []
-    ):
+    by_profile: dict[str, list[Path]] = {}
+    for folder in sorted(run_folders(root)):
+        if not folder.is_symlink() and not folder.parent.is_symlink() and not folder.parent.name.startswith("."):
+            by_profile.setdefault(folder.parent.name, []).append(folder)
+    for folders in by_profile.values():
         newest: list[tuple[str, Path]] = []
-        for folder in profile.iterdir():
-            if not folder.is_dir() or folder.is_symlink() or not (folder / "result.json").is_file():
-                continue
+        for folder in folders:
             run, problem, _ = read_run(folder)
             sizes[folder] = folder_bytes(folder)
             if run is None:

@@ -19,7 +19,7 @@ from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.params import ServerParams
 from lib.server.control import Control
-from lib.server.launch import RELEVANT_ENVIRONMENT, VOLATILE, LaunchRecord, changed_arguments, save_record
+from lib.server.launch import RELEVANT_ENVIRONMENT, VOLATILE, LaunchRecord, compare_server_info, save_record
 from lib.server.redact import redact_object, redact_text
 
 
@@ -100,18 +100,15 @@ class AttachedServer:
             elif owner is not None and owner.pid == found.pid:
                 faults.append(f"pid {owner.pid} owns the port as before, but it is another process: it started later")
             else:
-                faults.append(f"the port belonged to pid {found.pid} and now to {owner.pid if owner else 'nobody readable'}")
+                faults.append(
+                    f"the port belonged to pid {found.pid} and now to {owner.pid if owner else 'nobody readable'}"
+                )
         else:
             checks.append(
                 "weak identity: neither pid nor start time of the server can be read from here, only /server_info is "
                 "compared; a restart with the same arguments and random_seed would not be noticed"
             )
-        then = json.loads((self.folder / "server_info.json").read_text())
-        changed = changed_arguments(then, self.control.server_info())
-        if changed:
-            faults.append(f"/server_info changed: {', '.join(changed[:5])}")
-        else:
-            checks.append("resolved arguments equal those found at the start, random_seed included")
+        compare_server_info(self.folder, self.control, "when it was found", faults, checks)
         if faults:
             raise IdentityError(
                 f"the server attached as {self.launch_id} answers on {self.base_url}", "; ".join(faults)

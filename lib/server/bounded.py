@@ -102,13 +102,19 @@ def _get(
             if 300 <= answer.status_code < 400:
                 return Answer(answer.status_code, b"", f"HTTP {answer.status_code}, a redirect, which is not followed")
             return Answer(answer.status_code, bytes(body))
-    except requests.exceptions.SSLError as error:
-        return Answer(None, b"", f"TLS failed: {_tls_words(error)}", True)
-    except requests.Timeout as error:
-        return Answer(None, b"", type(error).__name__, True)
     except (requests.RequestException, ValueError) as error:
-        refused = "refused" in str(error)
-        return Answer(None, b"", "connection refused" if refused else type(error).__name__, refused)
+        words = no_answer_words(error)
+        down = isinstance(error, (requests.exceptions.SSLError, requests.Timeout)) or words == "connection refused"
+        return Answer(None, b"", words, down)
+
+
+def no_answer_words(error: Exception) -> str:
+    """Why a request got no answer, without the addresses and objects that urllib3 puts around it."""
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"TLS failed: {_tls_words(error)}"
+    if "refused" in str(error) and not isinstance(error, requests.Timeout):
+        return "connection refused"
+    return type(error).__name__
 
 
 def _tls_words(error: BaseException) -> str:

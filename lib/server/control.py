@@ -12,6 +12,7 @@ from typing import Any
 import requests
 
 from lib.errors import BadInput, ServerError
+from lib.server.bounded import no_answer_words
 from lib.server.redact import redact_object, redact_text
 
 
@@ -64,7 +65,7 @@ class Control:
         except requests.RequestException as error:
             raise ServerError(
                 f"an answer from {self.base_url}{path}",
-                redact_text(f"{type(error).__name__}: {error}", self.secrets),
+                no_answer_words(error),
                 "check that the server runs and that the URL is right",
             ) from error
 

@@ -226,12 +226,7 @@ class Server:
         if lost := self.status().get("lines_lost"):
             faults.append(f"its log is no longer complete: {lost} lines lost ({self.status().get('log_error')})")
         if not faults:
-            then = json.loads((self.folder / "server_info.json").read_text())
-            changed = changed_arguments(then, self.control.server_info())
-            if changed:
-                faults.append(f"/server_info changed since the launch: {', '.join(changed[:5])}")
-            else:
-                checks.append("resolved arguments and model equal those at readiness, random_seed included")
+            compare_server_info(self.folder, self.control, "when it was ready", faults, checks)
         if faults:
             raise IdentityError(
                 f"the server of launch {record.launch_id} answers on {record.base_url}", "; ".join(faults)
@@ -378,6 +373,20 @@ def read_record(folder: Path) -> LaunchRecord:
     return LaunchRecord.model_validate_json((folder / "launch.json").read_text())
 
 
+def compare_server_info(folder: Path, control: Control, since: str, faults: list[str], checks: list[str]) -> None:
+    """Asks /server_info again and adds to `faults` what is not as in the folder's server_info.json, else to `checks` that all is.
+
+    Raises:
+        ServerError: it does not answer.
+    """
+    then = json.loads((folder / "server_info.json").read_text())
+    changed = changed_arguments(then, control.server_info())
+    if changed:
+        faults.append(f"/server_info is not what it was {since}: {', '.join(changed[:5])}")
+    else:
+        checks.append(f"resolved arguments equal those {since}, random_seed included")
+
+
 def changed_arguments(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Names of /server_info fields that should not change within one server's life but did."""
     watched = [key for key in then if key not in VOLATILE or key in ("random_seed", "port")]
@@ -454,9 +463,7 @@ def start(spec: ServerSpec, folder: Path, owners: list[ProcessId]) -> Server:
     port = spec.port or local.free_port()
     if local.port_is_held(port):
         holder = local.port_owner(port)
-        who = (
-            f"pid {holder.pid}: {local.command_line(holder.pid)}" if holder else "a process that may not be read"
-        )
+        who = f"pid {holder.pid}: {local.command_line(holder.pid)}" if holder else "a process that may not be read"
         raise PortTaken(
             f"port {port} of {spec.host} is free for launch {spec.name!r}",
             f"held by {who}",
@@ -576,7 +583,12 @@ def _gpu_proof(
         if (was := start.users.get(uuid, {}).get(pid, 0)) != (now := after.users.get(uuid, {}).get(pid, 0))
     ]
     if changed:
-        return after, f"unknown, because other processes changed meanwhile ({'; '.join(changed[:3])}); {words}", None, None
+        return (
+            after,
+            f"unknown, because other processes changed meanwhile ({'; '.join(changed[:3])}); {words}",
+            None,
+            None,
+        )
     return after, words, not over, round(over)
 
 

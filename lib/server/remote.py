@@ -49,7 +49,7 @@ from lib.server.launch import (
     Watch,
     _redact_argv,
     _Waiter,
-    changed_arguments,
+    compare_server_info,
     save_record,
 )
 from lib.server.redact import find_secrets, redact_object, redact_text
@@ -386,12 +386,7 @@ class RemoteServer(Server):
         if lost := self.status()["lines_lost"]:
             faults.append(f"its log is no longer complete: {lost} lines lost ({self._supervisor.error})")
         if not faults:
-            then = json.loads((self.folder / "server_info.json").read_text())
-            changed = changed_arguments(then, self.control.server_info())
-            if changed:
-                faults.append(f"/server_info changed since the launch: {', '.join(changed[:5])}")
-            else:
-                checks.append("resolved arguments and model equal those at readiness, random_seed included")
+            compare_server_info(self.folder, self.control, "when it was ready", faults, checks)
         if faults:
             raise IdentityError(
                 f"the server of launch {record.launch_id} answers on {self.place.host.name}", "; ".join(faults)
@@ -685,12 +680,8 @@ class RemoteAttached(AttachedServer):
             faults.append(
                 f"the port belonged to pid {record.pid} (start {record.pid_start_ticks}) and now to {now or 'nobody readable'}"
             )
-        then = json.loads((self.folder / "server_info.json").read_text())
-        changed = changed_arguments(then, self.control.server_info()) if not faults else []
-        if changed:
-            faults.append(f"/server_info changed: {', '.join(changed[:5])}")
-        elif not faults:
-            checks.append("resolved arguments equal those found at the start, random_seed included")
+        if not faults:
+            compare_server_info(self.folder, self.control, "when it was found", faults, checks)
         if faults:
             raise IdentityError(
                 f"the server attached as {self.launch_id} answers on {self.place.host.name}", "; ".join(faults)

@@ -17,6 +17,8 @@ from lib.records import Measured, NotebookResult, Status
 from lib.report.compare import compare_runs, difference_of, flat, server_facts
 from tests.report import made_run
 
+EXAMPLE = str(ROOT / "outputs" / "examples" / "h200")
+
 
 def measured(value: float, half: float | None = None, unit: str = "tok/s", n: int | None = 4) -> Measured:
     """A value with a symmetric interval, or none."""
@@ -170,8 +172,12 @@ def test_the_command_compares_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"), [(["x"], "at least two runs"), (["nowhere", "nothing"], "a run with result.json")]
-)
+    ("arguments", "words"),
+    [
+        (["x"], "at least two runs"), (["nowhere", "nothing"], "a run with result.json"),
+        ([EXAMPLE, EXAMPLE, "--html", "/nonexistent/folder/page.html"], "--html names a file that can be written"),
+    ],
+)  # fmt: skip
 def test_bad_input_is_one_message(arguments: list[str], words: str) -> None:
     """Exit code 2, what was expected, no traceback."""
     done = command(*arguments)

@@ -46,8 +46,7 @@ def test_runs_are_taken_in_once_and_forgotten_when_gone(outputs: Path) -> None:
     with history.opened(outputs) as connection:
         assert history.refresh(connection, outputs) == 3
     with history.opened(outputs) as connection:
-        ended = connection.execute("SELECT count(*) FROM runs WHERE state IN ('done', 'failed')").fetchone()[0]
-        assert history.refresh(connection, outputs) == 0 or ended < 3
+        assert history.refresh(connection, outputs) == 0
     shutil.rmtree(outputs / "two")
     assert len(rows(outputs)) == 3
     assert len(rows(outputs, rescan=True)) == 2
@@ -102,7 +101,7 @@ def test_the_page_stands_alone(outputs: Path) -> None:
             runs, history.result_series(connection, [r["path"] for r in reversed(runs)]), "History of one"
         )
     assert "<svg" in page and "<script" not in page and "over 2 runs" in page
-    assert "http://x.invalid/a.png" not in page.replace("&lt;", "").replace("http://x.invalid/a.png onerror", "")
+    assert "<img" not in page and "default-src 'none'" in page
 
 
 def test_the_command_shows_a_profile(outputs: Path) -> None:

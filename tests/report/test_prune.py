@@ -105,3 +105,23 @@ def test_the_command_touches_nothing_without_yes(tmp_path: Path) -> None:
         json.loads(done.stdout)["removed"] and not (tmp_path / "p" / "r0").exists() and (tmp_path / "p" / "r1").exists()
     )
     assert command("--max-gib", "-1").returncode == 2 and command("--keep", "-1").returncode == 2
+
+
+def test_the_committed_examples_are_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are neither pruned, nor the latest run, nor in the history; by their folder they can be read."""
+    from lib import runner
+    from lib.errors import BadInput
+    from lib.report import history
+
+    example = make(tmp_path, "old", "2026-01-01")
+    example.parent.rename(tmp_path / "examples")
+    monkeypatch.setenv("WORKBOOK_OUTPUTS", str(tmp_path))
+    plan = plan_prune(tmp_path, 0, keep=0)
+    assert plan.removals == [] and plan.kept == {}
+    with pytest.raises(BadInput, match="none yet"):
+        runner.find_run("latest")
+    with history.opened(tmp_path) as connection:
+        assert history.refresh(connection, tmp_path) == 0 and history.refresh(connection, tmp_path, "examples") == 0
+    assert runner.find_run(str(tmp_path / "examples" / "old")) == tmp_path / "examples" / "old"
+    run = make(tmp_path, "new", "2026-01-02")
+    assert runner.find_run("latest") == run

@@ -30,9 +30,16 @@ raise SystemExit(main())
 """
 
 
+def as_from_a_terminal() -> None:
+    """In the child: the signals that a nohup above the tests may have set to be ignored."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(tmp_path: Path, **options: object) -> tuple[subprocess.Popen[bytes], int]:
     """A run whose notebook waits; the process and the pid of the notebook's child."""
     mark = tmp_path / "child"
+    options.setdefault("preexec_fn", as_from_a_terminal)
     environment = {**os.environ, "WORKBOOK_OUTPUTS": str(tmp_path / "outputs"), "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(mark)], cwd=ROOT, env=environment, start_new_session=True, **options
