@@ -232,6 +232,10 @@ class BenchmarkParams(NotebookParams):
     budget_s: float | None = Field(
         default=None, gt=0, description="no level begins later than this after the first, no depth after the first depth"
     )
+    bench_serving: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[], description="levels at which sglang.bench_serving sends the same requests to the same server beside this client"
+    )
+    bench_serving_repeats: int = Field(default=2, ge=1, description="of each pair; who goes first changes")
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
     gap_timeout_s: float = Field(
