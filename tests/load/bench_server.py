@@ -24,6 +24,7 @@ class BenchServer:
         self.cache: list[tuple[int, ...]] = []
         self.counters = {"generation_tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "num_requests": 0}
         self.flushes = 0
+        self.cut = threading.Event()  # ends every answer where it is
         self.clocks = {"time_to_first_token_seconds": [0.0, 0], "e2e_request_latency_seconds": [0.0, 0]}
         self.lock = threading.Lock()
         outer = self
@@ -83,6 +84,9 @@ class BenchServer:
                 time.sleep((len(ids) - cached) * outer.prefill_s)
                 for i in range(tokens):
                     time.sleep(outer.step_s)
+                    if outer.cut.is_set():
+                        self.close_connection = True
+                        return
                     if i == 0:
                         outer.clock("time_to_first_token_seconds", began)
                     if i == tokens - 1:
