@@ -10,15 +10,22 @@ Each line on stdin is JSON: `argv` (bench_serving's own arguments) and `log` (wh
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
 import json
 import os
 import runpy
 import sys
 import time
 import traceback
+import types
 from typing import IO, Any
 
 MODULE = "sglang.bench_serving"
+#: Packages that bench_serving imports for data sets other than the one that is used here (0.5.15: mmmu). A server's
+#: environment may lack them; the answer `ready` names those that were stood in for.
+OTHER_DATA = ("datasets",)
 
 
 def answer(to: IO[str], **said: Any) -> None:
@@ -27,18 +34,41 @@ def answer(to: IO[str], **said: Any) -> None:
     to.flush()
 
 
+class Absent(types.ModuleType):
+    """A package that is not installed, for code that imports it and does not use it: every use is an error that says so."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        class Missing:
+            def __init__(self, *_: Any, **__: Any) -> None:
+                raise ModuleNotFoundError(f"{self.__module__}: package is not installed here")
+
+        Missing.__module__ = f"{self.__name__}.{name}"
+        return Missing
+
+
+def stand_in_for(names: tuple[str, ...]) -> list[str]:
+    """Puts a stand-in where one of these packages is not installed; their names."""
+    gone = [name for name in names if name not in sys.modules and importlib.util.find_spec(name) is None]
+    for name in gone:
+        sys.modules[name] = Absent(name)
+    return gone
+
+
 def prepare() -> dict[str, Any]:
     """Imports what every level needs; its version and file, or why it cannot be run."""
     began = time.monotonic()
+    gone = stand_in_for(OTHER_DATA)
     try:
-        import importlib
-        import importlib.metadata
-
         module = importlib.import_module(MODULE)
         version = importlib.metadata.version("sglang")
+        sys.modules.pop(MODULE, None)  # it is run as a program, each time anew
     except BaseException as error:  # noqa: BLE001 -- whatever it is, it is told, and nothing can be run
         return {"ready": False, "problem": f"{MODULE}: {type(error).__name__}: {str(error)[:300]}"}
-    return {"ready": True, "seconds": round(time.monotonic() - began, 3), "version": version, "file": module.__file__}
+    seconds = round(time.monotonic() - began, 3)
+    return {"ready": True, "seconds": seconds, "version": version, "file": module.__file__, "not_installed": gone}
 
 
 def run(job: dict[str, Any]) -> dict[str, Any]:
