@@ -1,8 +1,9 @@
 """A server stopped in the middle of an answer that does not end: what its last client saw, and that it is gone all the same.
 
-SGLang answers SIGTERM by waiting for the requests that run, so a server with an endless stream ends only by the next rung, SIGKILL.
-Without systemd the ladder is the workbook's own supervisor (SIGTERM to the group, deadline, SIGKILL, whoever is left by identity);
-under a unit it is `lib.deploy.stopping`. Raw record `stop-stream/stream.json`: the answer's events by time and how it ended.
+SGLang's main process answers SIGTERM by draining the requests that run ("Draining requests and shutting down"), which never ends here.
+Without systemd the ladder is the workbook's own supervisor: SIGTERM to the whole group, which the scheduler does not survive (seen with
+0.5.15.post1 on a CPU: the stream was cut, all gone after 5.7 s), a deadline, SIGKILL, whoever is left by identity. Under a unit it is
+`lib.deploy.stopping`. Raw record `stop-stream/stream.json`: the answer's events by time and how it ended.
 """
 
 from __future__ import annotations

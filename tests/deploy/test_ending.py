@@ -17,7 +17,9 @@ from lib.server.control import Control
 from tests.load.bench_server import BenchServer
 from tests.load.test_benchmark import open_run
 
-GONE = SimpleNamespace(gone=True, signals=["SIGTERM", "SIGKILL"], seconds=20.4, port_free=True, gpu_memory="given back")
+GONE = SimpleNamespace(
+    gone=True, signals=["SIGTERM", "SIGKILL"], seconds=20.4, port_free=True, gpu_memory="given back", gpu_back=True
+)
 LEFT = SimpleNamespace(
     gone=False, signals=["SIGTERM", "SIGKILL"], seconds=30.0, port_free=True, gpu_memory="4,096 MiB more than before"
 )
@@ -54,6 +56,7 @@ class Handle:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NotebookRun:
     made = open_run(tmp_path)
+    monkeypatch.setattr(made, "platform", lambda _: "cpu")
     monkeypatch.setattr(made, "log_file", lambda _: made.raw / "servers" / "L1" / "server.log")
     return made
 
