@@ -15,8 +15,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "replay",
         help="delete what is derived and rebuild a run from its raw files",
         description="Needs no server and no GPU. The run's folder is left alone: the replay goes into --out (default: a new folder "
-        "beside it; of a packed example: below outputs/replays). Exit codes: 0 results, tables and figures are the run's own, 1 they differ or "
-        "a notebook failed, 2 bad input.",
+        "beside it; of a packed example: below outputs/replays). Exit codes: 0 results, tables and figures are the run's own, 1 they "
+        "differ or a notebook failed, 2 bad input.",
     )
     parser.add_argument("run_id", metavar="RUN", help="run id, folder or `latest`")
     parser.add_argument("--out", metavar="DIR", help="where the replayed run goes; must not exist")

@@ -49,6 +49,8 @@ OURS, PEER = "ours", "peer"
 REQUESTS, ARGV, LOG, RESULT, RAN = "requests.jsonl", "argv.json", "log.txt", "result.jsonl", "ran.json"
 #: bench_serving's imports (torch and the server's modules) and its longest level.
 READY_S, LEVEL_S = 240.0, 600.0
+#: What `take_all` keeps of records that were left out, with the reason (its section is `beside`).
+NOT_MEASURED = "not_measured_beside.json"
 #: (users at once, repeat) -> the record of both clients.
 Pairs = dict[tuple[int, int], Measurement]
 
@@ -56,8 +58,15 @@ Pairs = dict[tuple[int, int], Measurement]
 class Runner:
     """bench_serving in the server's environment, kept alive over levels; it is started by the first one."""
 
-    def __init__(self, python: str, api_key_env: str | None, secrets: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        python: str,
+        api_key_env: str | None,
+        secrets: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.python, self.api_key_env, self.secrets = python, api_key_env, list(secrets)
+        self.environment = dict(environment or {})
         self.about: dict[str, Any] = {}
         self._process: subprocess.Popen[str] | None = None
 
@@ -67,7 +76,7 @@ class Runner:
         # a host whose packages lie on PYTHONPATH (the bundle's) keeps it; its own `lib` is not bench_serving's
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
         kept |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
-        kept |= {"OPENAI_API_KEY": key} if key else {}
+        kept |= self.environment | ({"OPENAI_API_KEY": key} if key else {})
         process = subprocess.Popen(
             [self.python, beside_runner.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             text=True, env=kept,
@@ -275,34 +284,46 @@ def pair_name(concurrency: int, repeat: int) -> str:
 
 
 def measure_beside(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> Pairs:
-    """Both clients at each level of `bench_serving`, repeats interleaved; {} with the reason where it is not asked or not possible."""
+    """Both clients at each level of `bench_serving`, repeats interleaved; {} where it is not asked, or not possible (said in `skipped`)."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     if not params.bench_serving:
-        run.skip("bench_serving beside this client", "the parameters name no level for it (bench_serving)")
         return {}
     vocab, runner, why = vocab_size(run, server), None, None
+    order = [(c, repeat) for c in params.bench_serving for repeat in range(params.bench_serving_repeats)]
+    left = [pair_name(*pair) for pair in order if not (run.raw / pair_name(*pair) / "stamp.json").exists()]
     if run.profile.host.remote:
         why = "bench_serving is run on the notebook's own machine, and the server is on another"
     elif params.dataset == "random_ids" and vocab is None:
         why = "the vocabulary size is not known"
-    elif not run.offline:
+    elif left and not run.offline:
         try:
-            runner = Runner(str(resolve_python(server.params.python)), server.params.api_key_env)
+            runner = Runner(
+                str(resolve_python(server.params.python)), server.params.api_key_env, environment=server.params.environment
+            )  # fmt: skip
+            run.say("bench_serving: importing")
+            runner.ready()
         except WorkbookError as error:
             why = str(error)
     if why:
-        run.skip("bench_serving beside this client", why)
-        return {}
-    calibration, ranks, items = measure_calibration(run), server_ranks(server), []
-    for repeat in range(params.bench_serving_repeats):
-        for c in params.bench_serving:
-            items.append(_item(run, server, frozen, runner, c, repeat, vocab, str(calibration), ranks))
+        if not run.offline:
+            local.write_atomic(run.raw / NOT_MEASURED, json.dumps(dict.fromkeys(left, why)))
+        for name in left:
+            run.skip(name, why)
+        order = [pair for pair in order if pair_name(*pair) not in left]
+        if not order:
+            return {}
+    calibration, ranks = measure_calibration(run), server_ranks(server)
+    items = [
+        _item(run, server, frozen, runner, c, repeat, vocab, str(calibration), ranks)
+        for repeat in range(params.bench_serving_repeats)
+        for c in params.bench_serving
+        if (c, repeat) in order
+    ]
     try:
         taken = take_all(run, "beside", items, params.budget_s)
     finally:
         if runner:
             runner.close()
-    order = [(c, repeat) for c in params.bench_serving for repeat in range(params.bench_serving_repeats)]
     return {(c, repeat): taken[pair_name(c, repeat)] for c, repeat in order if pair_name(c, repeat) in taken}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from lib.errors import UnreadableFile
 from lib.load import metrics
 from lib.load.bench_rows import Row, level_in
-from lib.load.beside import OURS, PEER, RAN, RESULT, Pairs
+from lib.load.beside import OURS, PEER, RAN, RESULT, Pairs, pair_name
 from lib.load.definitions import (
     AGREE_FRAC,
     BACKENDS,
@@ -23,9 +23,14 @@ from lib.load.definitions import (
     peer_figures,
     server_means,
 )
+from lib.params import BenchmarkParams
 from lib.records import Evidence, Measured, Status, Verdict
 from lib.results import NotebookRun
 from lib.server import telemetry
+
+CLAIM = (
+    "At C={c} bench_serving and this client give the same figures by one definition, or the difference is attributed"
+)
 
 
 class Pair:
@@ -237,15 +242,21 @@ def _beyond(found: Sequence[Difference], left: Sequence[float], repeats: Sequenc
 
 
 def verdicts(run: NotebookRun, pairs: Pairs) -> list[Verdict]:
-    """One verdict a level of `bench_serving`."""
+    """One verdict a level of `bench_serving`; a level that was asked for and has no pair says why."""
     made = []
+    params: BenchmarkParams = run.params  # type: ignore[assignment]
+    for c in params.bench_serving:
+        if not any(level == c for level, _ in pairs):
+            names = {pair_name(c, repeat) for repeat in range(params.bench_serving_repeats)}
+            why = next((s for s in run.skipped if s.split(":")[0] in names), "it was not measured")
+            made.append(Verdict(id=f"beside-C{c}", claim=CLAIM.format(c=c), status=Status.INCONCLUSIVE, reason=why))
     for c, repeats in pairs_of(pairs).items():
         status, reason, measured = level_status(repeats)
         measurements = [m for (level, _), m in pairs.items() if level == c]
         made.append(
             Verdict(
                 id=f"beside-C{c}",
-                claim=f"At C={c} bench_serving and this client give the same figures by one definition, or the difference is attributed",
+                claim=CLAIM.format(c=c),
                 status=status,
                 measured=measured,
                 limit=f"{AGREE_FRAC:.0%} of each mean with the server's own change taken out; the same requests and tokens; beyond it "

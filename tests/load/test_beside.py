@@ -300,7 +300,15 @@ def test_bench_serving_s_own_words_are_the_reason_of_its_failure(
     pairs = beside.measure_beside(run, handle(run, server), EMPTY)
     (verdict,) = beside_rows.verdicts(run, pairs)
     assert verdict.status == Status.INCONCLUSIVE and "it does not like thirteen" in str(verdict.reason)
-    shutil.rmtree(stand_in)
+    shutil.rmtree(stand_in / "sglang")
+    run = open_run(tmp_path / "c", concurrency=[1], bench_serving=[1, 2], bench_serving_repeats=1, depths=[])
+    assert beside.measure_beside(run, handle(run, server), EMPTY) == {}
+    found = beside_rows.verdicts(run, {})
+    assert [v.id for v in found] == ["beside-C1", "beside-C2"] and all("No module named 'sglang" in str(v.reason) for v in found), found
+    benchmark.measure_calibration(run)
+    offline = open_run(tmp_path / "c", offline=True, concurrency=[1], bench_serving=[1, 2], bench_serving_repeats=1, depths=[])
+    assert beside.measure_beside(offline, handle(offline, server), EMPTY) == {}
+    assert beside_rows.verdicts(offline, {}) == found  # a replay gives the same reason
     runner = beside.Runner(sys.executable, None)
     with pytest.raises(ServerError, match="No module named 'sglang'"):
         runner([], tmp_path / "log")
