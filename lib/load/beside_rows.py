@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -106,11 +105,9 @@ def attributed(d: Difference, silent: str | None) -> str:
         return f"not attributed: {silent or 'the server does not say its own time'}"
     words = []
     if abs(d.server_frac) > AGREE_FRAC / 2:
-        words.append(
-            f"{math.expm1(d.server_frac):+.1%} by the server's own clock: it was not the same between the two windows"
-        )
+        words.append(f"{d.server_frac:+.1%} by the server's own clock: it was not the same between the two windows")
     if abs(d.left_frac) > AGREE_FRAC / 2:
-        words.append(f"{math.expm1(d.left_frac):+.1%} by the clients{_outside(d)}")
+        words.append(f"{d.left_frac:+.1%} by the clients{_outside(d)}")
     return "; ".join(words) or "several parts, each below 1%"
 
 
@@ -145,7 +142,7 @@ def beside_rows(pairs: Pairs) -> list[Row]:
                     "bench_serving reports": _measured(pair.peer.reported.get(d.figure), unit, pair.peer.requests_ok),
                     "this client, converted": _measured(d.own, unit, n),
                     "bench_serving, converted": _measured(d.peer, unit, pair.peer.requests_ok),
-                    "difference": f"{math.expm1(d.frac):+.1%}",
+                    "difference": f"{d.frac:+.1%}",
                     "reading": "; ".join([*pair.bound, *([d.impossible] if d.impossible else []), attributed(d, pair.server_silent)]),
                 })  # fmt: skip
     return rows
@@ -220,7 +217,7 @@ def level_status(repeats: Sequence[Pair]) -> tuple[Status, str, Measured | None]
 
 
 def _span(values: Sequence[float]) -> str:
-    found = [f"{math.expm1(x):+.1%}" for x in (min(values), max(values))]
+    found = [f"{x:+.1%}" for x in (min(values), max(values))]
     return found[0] if found[0] == found[1] else f"{found[0]} to {found[1]}"
 
 

@@ -10,7 +10,6 @@ Source: sglang 0.5.15.post1 benchmark/serving.py, `async_request_*` and `calcula
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -167,7 +166,10 @@ def peer_figures(result: Mapping[str, Any], slots: int) -> Figures | None:
 
 
 def server_means(deltas: Mapping[str, float]) -> dict[str, float]:
-    """The server's own means over a window, seconds, from the growth of its counters; what it does not say is not there."""
+    """The server's own means over a window, seconds, from the growth of its counters; what it does not say is not there.
+
+    `decode_sum_s` is all its time between first tokens and ends: over a client's own gaps it is the server's part of each gap.
+    """
     found = {}
     for name in ("ttft", "e2e"):
         count = deltas.get(f"{name}_count")
@@ -175,10 +177,16 @@ def server_means(deltas: Mapping[str, float]) -> dict[str, float]:
             found[f"{name}_s"] = deltas[f"{name}_sum_s"] / count
     later = deltas.get("generation_tokens", 0.0) - deltas.get("e2e_count", 0.0)
     if later > 0 and {"ttft_sum_s", "e2e_sum_s"} <= set(deltas):
-        found["tpot_s"] = (deltas["e2e_sum_s"] - deltas["ttft_sum_s"]) / later
-    if "tpot_s" in found:
-        found["itl_s"] = found["tpot_s"]
+        found["decode_sum_s"] = deltas["e2e_sum_s"] - deltas["ttft_sum_s"]
+        found["tpot_s"] = found["decode_sum_s"] / later
     return found
+
+
+def _served(name: str, means: Mapping[str, float], figures: Figures) -> float | None:
+    """The server's own part of one mean of a client; None where it does not say it."""
+    if name != "itl_s":
+        return means.get(name)
+    return means["decode_sum_s"] / figures.itl_events if "decode_sum_s" in means and figures.itl_events else None
 
 
 def compare(
@@ -186,26 +194,31 @@ def compare(
 ) -> list[Difference]:
     """Each figure of both clients by one definition: the difference, the server's share in it, and what is left.
 
-    Shares are natural logarithms of ratios, so that the parts add up: difference = server's + left. A throughput's
-    share of the server is minus that of the whole answer.
+    Times add up: ours - theirs = (server in our window - server in theirs) + (our time outside it - theirs). Each part is a
+    share of the smaller figure. A throughput's parts are minus those of the whole answer, on which it hangs in a closed loop.
+
+    Example: 44 ms against 40 ms, of which the server itself spent 43.5 and 39.5: 10%, all of it the server's.
     """
-    found = []
+    found: list[Difference] = []
     for name, (_, unit, _, _) in FIGURES.items():
         a, b = own.common.get(name), peer.common.get(name)
         if not a or not b:
             continue
-        said = "e2e_s" if unit != "s" else name
-        ours, theirs = own_server.get(said), peer_server.get(said)
-        whole, sign = math.log(a / b), 1 if unit == "s" else -1
-        made: dict[str, Any] = {"figure": name, "own": a, "peer": b, "frac": whole}
-        if ours and theirs:
-            served = sign * math.log(ours / theirs)
-            made |= {"server_frac": served, "left_frac": whole - served}
-            if unit == "s":
-                made |= {"own_outside_s": a - ours, "peer_outside_s": b - theirs}
-                early = {"own": a - ours, "bench_serving": b - theirs} if name in ("ttft_s", "e2e_s") else {}
-                wrong = [who for who, gap in early.items() if gap < -max(CLOCK_SLACK_S, AGREE_FRAC * ours)]
-                made["impossible"] = f"{' and '.join(wrong)}: less time than the server itself spent" if wrong else None
+        scale = min(a, b)
+        made: dict[str, Any] = {"figure": name, "own": a, "peer": b, "frac": (a - b) / scale}
+        ours, theirs = _served(name, own_server, own), _served(name, peer_server, peer)
+        if unit != "s":
+            whole = next((d for d in found if d.figure == "e2e_s"), None)
+            if whole is not None and whole.server_frac is not None and whole.left_frac is not None:
+                made |= {"server_frac": -whole.server_frac, "left_frac": -whole.left_frac}
+        elif ours and theirs:
+            outside = {"own_outside_s": a - ours, "peer_outside_s": b - theirs}
+            made |= outside | {"server_frac": (ours - theirs) / scale, "left_frac": ((a - ours) - (b - theirs)) / scale}
+            early = (
+                {"own": (a - ours, ours), "bench_serving": (b - theirs, theirs)} if name in ("ttft_s", "e2e_s") else {}
+            )
+            wrong = [who for who, (gap, spent) in early.items() if gap < -max(CLOCK_SLACK_S, AGREE_FRAC * spent)]
+            made["impossible"] = f"{' and '.join(wrong)}: less time than the server itself spent" if wrong else None
         found.append(Difference(**made))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any
 
 #: Cells whose outputs say when and where, by what they call.
 MOMENT = ("provenance_table(",)
+PARAMETERS = {"parameters", "injected-parameters"}
 _TAGS = re.compile(r"<[^>]+>|\s+")
 
 
@@ -22,16 +23,13 @@ def outputs_by_cell(file: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell.get("source", ""))
-        if cell.get("cell_type") != "code" or any(mark in source for mark in MOMENT):
+        tags = set(cell.get("metadata", {}).get("tags") or [])
+        if cell.get("cell_type") != "code" or tags & PARAMETERS or any(mark in source for mark in MOMENT):
             continue
-        if "parameters" in (cell.get("metadata", {}).get("tags") or []) or "injected-parameters" in (
-            cell.get("metadata", {}).get("tags") or []
-        ):
-            continue
-        shown = [
-            {"type": o["output_type"], "data": o.get("data") or o.get("text") or o.get("evalue")}
-            for o in cell.get("outputs", [])
-        ]
+        outputs = cell.get("outputs", [])
+        if not outputs:
+            continue  # imports and the like show nothing
+        shown = [{"type": o["output_type"], "data": o.get("data") or o.get("text") or o.get("evalue")} for o in outputs]
         name, again = source, 1
         while name in found:
             again += 1

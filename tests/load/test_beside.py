@@ -141,6 +141,14 @@ def test_a_server_that_changed_between_the_windows_is_no_difference_of_the_clien
     assert status == Status.INCONCLUSIVE and "not attributed: no /metrics" in words
 
 
+def test_a_much_slower_window_leaves_a_constant_overhead_small() -> None:
+    """A server 17 times slower in one window, 5 ms outside it in both: nothing is left, and neither client is blamed for it."""
+    p = pair(figures(0.0405, 0.0055), figures(0.6754, 0.117), means(0.0358, 0.0055), means(0.6705, 0.117))
+    (first, *_) = p.differences
+    assert first.left_frac == pytest.approx((0.0047 - 0.0049) / 0.0405) and first.frac == pytest.approx(first.left_frac + first.server_frac)
+    assert beside_rows.level_status([p])[0] == Status.PASS
+
+
 def test_whose_time_the_rest_is_decides() -> None:
     """6 ms more TTFT outside the server: bench_serving's is said and passes, this client's own is a fail."""
     slow, fast, server = figures(0.046, 0.010), figures(0.040, 0.010), means(0.0398, 0.010)
