@@ -81,11 +81,22 @@ def compared(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]
             now = {row["id"]: row for row in new.get(kind, [])}
             for name in [*was, *(n for n in now if n not in was)]:
                 if was.get(name) != now.get(name):
-                    lines.append(f"{number} {kind[:-1]} {name}: {_said(was.get(name))}, now {_said(now.get(name))}")
+                    where = _where(was.get(name), now.get(name))
+                    lines.append(
+                        f"{number} {kind[:-1]} {name}: {_said(was.get(name))}, now {_said(now.get(name))}{where}"
+                    )
         for key in sorted({*old, *new} - {"verdicts", "predictions", "trials"}):
             if old.get(key) != new.get(key):
                 lines.append(f"{number} {key}: {str(old.get(key))[:200]!r}, now {str(new.get(key))[:200]!r}")
     return lines
+
+
+def _where(old: Any, new: Any, path: str = "") -> str:
+    """The first field in which two rows differ, in brackets; nothing where one of them is missing."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        key = next((k for k in [*old, *new] if old.get(k) != new.get(k)), None)
+        return _where(old.get(key), new.get(key), f"{path}.{key}" if path else str(key)) if key is not None else ""
+    return f" [{path}: {str(old)[:60]}, now {str(new)[:60]}]" if path else ""
 
 
 def _said(row: dict[str, Any] | None) -> str:

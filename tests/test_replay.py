@@ -16,7 +16,16 @@ from lib.report import shown
 
 def run_folder(tmp_path: Path, **results: Any) -> Path:
     run = tmp_path / "run"
-    for file in ("raw/01/a.json", "params/01.yaml", "result.json", "01.ipynb", "01.html", "index.html", "assets/x.css", ".lock"):
+    for file in (
+        "raw/01/a.json",
+        "params/01.yaml",
+        "result.json",
+        "01.ipynb",
+        "01.html",
+        "index.html",
+        "assets/x.css",
+        ".lock",
+    ):
         (run / file).parent.mkdir(parents=True, exist_ok=True)
         (run / file).write_text("{}")
     for number, content in results.items():
@@ -39,7 +48,12 @@ def test_times_may_differ_and_nothing_else() -> None:
     """Another start is no difference; another verdict, value or recommendation is one line each."""
     assert replay.compared({"01": result()}, {"01": result(started="b")}) == []
     (line,) = replay.compared({"01": result()}, {"01": result("fail", 2.0)})
-    assert line == "01 verdict v: pass 1.0 (r), now fail 2.0 (r)"
+    assert line == "01 verdict v: pass 1.0 (r), now fail 2.0 (r) [status: pass, now fail]"
+    (line,) = replay.compared(
+        {"01": result() | {"verdicts": [{"id": "v", "measured": {"low": 1}}]}},
+        {"01": result() | {"verdicts": [{"id": "v", "measured": {"low": 2}}]}},
+    )
+    assert line.endswith("[measured.low: 1, now 2]")
     assert replay.compared({"01": result()}, {}) == ["01: not made by the replay"]
 
 
@@ -57,7 +71,11 @@ def test_a_replay_deletes_first_and_rebuilds_from_the_copy(tmp_path: Path, monke
     monkeypatch.setattr(replay.runner, "rebuild", rebuild)
     monkeypatch.setattr(replay.runner, "read_run", lambda _: index)
     done = replay.replay(run, str(tmp_path / "again"))
-    assert seen == [] and done.raw_files == 1 and done.differences == ["01 verdict v: pass 1.0 (r), now fail 1.0 (r)"]
+    assert (
+        seen == []
+        and done.raw_files == 1
+        and done.differences == ["01 verdict v: pass 1.0 (r), now fail 1.0 (r) [status: pass, now fail]"]
+    )
     assert json.loads((run / "01.result.json").read_text())["verdicts"][0]["status"] == "pass"
     with pytest.raises(BadInput, match="exists"):
         replay.replay(run, str(tmp_path / "again"))
@@ -83,7 +101,10 @@ def notebook(*cells: tuple[str, str], tags: tuple[str, ...] = ()) -> str:
 def test_a_table_or_a_figure_that_changed_is_told_by_its_cell(tmp_path: Path) -> None:
     """The same outputs are no difference, whatever provenance says; another number is told in the reader's words; so is another cell."""
     a, b = tmp_path / "a.ipynb", tmp_path / "b.ipynb"
-    cells = (("provenance_table(run.provenance())", "today"), ("x = 1\ntables.table(rows(levels))", "<td>5,908 tok/s</td>"))
+    cells = (
+        ("provenance_table(run.provenance())", "today"),
+        ("x = 1\ntables.table(rows(levels))", "<td>5,908 tok/s</td>"),
+    )
     a.write_text(notebook(*cells))
     b.write_text(notebook(("provenance_table(run.provenance())", "tomorrow"), cells[1]))
     assert shown.differences(a, b) == []
@@ -106,7 +127,9 @@ def test_every_field_of_a_result_counts_but_times() -> None:
     assert replay.compared({"01": result() | {"provenance": 1}}, {"01": result() | {"provenance": 2}}) == []
 
 
-def test_a_packed_run_is_unpacked_and_its_other_notebooks_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_packed_run_is_unpacked_and_its_other_notebooks_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Evidence of 01 alone in the archive: 05's results are neither compared nor called missing; a damaged archive is one message."""
     whole = run_folder(tmp_path, n01=result(), n05=result())
     packed = tmp_path / "example"
@@ -114,7 +137,10 @@ def test_a_packed_run_is_unpacked_and_its_other_notebooks_left_alone(tmp_path: P
     with tarfile.open(packed / replay.PACKED, "w:xz") as archive:
         for name in ("raw", "params"):
             archive.add(whole / name, name)
-    states = [{"notebook": n, "state": "done", "result": "r", "html": "h", "ipynb": "i", "seconds": 1, "error": None} for n in ("01", "05")]
+    states = [
+        {"notebook": n, "state": "done", "result": "r", "html": "h", "ipynb": "i", "seconds": 1, "error": None}
+        for n in ("01", "05")
+    ]
     (packed / "result.json").write_text(json.dumps({"run_id": "R1", "notebooks": states, "selected": ["01", "05"]}))
     for number in ("01", "05"):
         (packed / f"{number}.result.json").write_text((whole / f"{number}.result.json").read_text())

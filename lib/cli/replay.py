@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from lib import replay, runner
 
@@ -41,5 +42,6 @@ def run(args: argparse.Namespace) -> int:
             "replay: "
             + ("what follows differs from the run" if done.differences else "every verdict and number is the run's own")
         )
-        print(f"report: {done.folder}/index.html")
+        page = next((p for p in ("index.html", "report.html") if (Path(done.folder) / p).is_file()), "")
+        print(f"report: {Path(done.folder) / page}")
     return 1 if done.failed or done.differences else 0
