@@ -23,6 +23,7 @@ from lib.hosts import local
 from lib.params import NOTEBOOKS
 from lib.records import Record
 from lib.report.shown import differences
+from lib.results import REPLAYS
 
 #: What a run's folder keeps when it is replayed.
 KEPT = ("raw", "params", "result.json")
@@ -160,7 +161,7 @@ def _prepared(source: Path, out: str | None, in_place: bool, packed: bool, work:
     beside = (
         work / "h" / run_id
         if in_place
-        else runner.outputs_root() / "replays" / f"{source.name}-replay-{uuid.uuid4().hex[:6]}"
+        else runner.outputs_root() / REPLAYS / f"{source.name}-replay-{uuid.uuid4().hex[:6]}"
     )
     folder = (
         Path(out) if out else beside if packed else source.with_name(f"{source.name}-replay-{uuid.uuid4().hex[:6]}")

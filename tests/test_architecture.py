@@ -14,7 +14,7 @@ PURE = [
     "server/garbage", "server/observations", "model/published", "audit/launch", "server/flags", "server/log", "server/log_records",
     "server/lines", "server/failures", "server/progress", "server/redact", "server/gpu_state", "server/acceptance", "server/speedup",
     "server/same_answers", "server/spec_trace", "server/nextn_forms", "server/grid", "server/outcomes", "server/known_findings",
-    "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/compressed", "model/facts", "model/memory",
+    "load/metrics", "load/stats", "load/benchfiles", "load/definitions", "model/architectures", "model/compressed", "model/facts", "model/memory",
     "model/quantization",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
     "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text",

@@ -12,6 +12,7 @@ import pytest
 from lib import replay
 from lib.errors import BadInput, UnreadableFile
 from lib.report import shown
+from lib.results import run_folders
 
 
 def run_folder(tmp_path: Path, **results: Any) -> Path:
@@ -159,6 +160,7 @@ def test_a_packed_run_is_unpacked_and_its_other_notebooks_left_alone(
     done = replay.replay(packed)
     assert done.differences == ["01 shown by `t()`: '1', now '2'"] and "05.ipynb" in done.deleted
     assert Path(done.folder).is_relative_to(tmp_path / "outputs") and (packed / "01.ipynb").exists()
+    assert (Path(done.folder) / "result.json").is_file() and run_folders(tmp_path / "outputs") == []  # `latest` stays what it was
     (packed / replay.PACKED).write_bytes(b"no archive")
     with pytest.raises(UnreadableFile, match=replay.PACKED):
         replay.replay(packed)

