@@ -32,6 +32,8 @@ REPOSITORY = "https://github.com/sgl-project/sglang"
 #: Memory that one nvcc process takes at its worst in this build, and threads inside each (SGL_KERNEL_COMPILE_THREADS).
 #: Source: sgl-kernel's CMakeLists.txt warns of exhausted memory with 32 threads; 8 GiB a job is the rule of its README.
 GIB_PER_JOB = 8.0
+#: What sgl-kernel/CMakeLists.txt asks for (cmake_minimum_required, FATAL_ERROR).
+OLDEST_CMAKE = (3, 26)
 #: The oldest CMake that knows a policy that the unpatched file sets without asking.
 POLICIES = {"CMP0169": (3, 30), "CMP0177": (3, 31)}
 
@@ -237,9 +239,17 @@ def missing_tools(python: str, which: Callable[[str], str | None] = shutil.which
     ) if not which(tool)]  # fmt: skip
     if not (which("nvcc") or which("/usr/local/cuda/bin/nvcc")):
         lacking.append("nvcc (CUDA's compiler)")
-    code = "import torch; print(torch.version.cuda or '')"
+    code = (
+        "import importlib.util as u; print(bool(u.find_spec('scikit_build_core')), bool(u.find_spec('pip')))\n"
+        "import torch; print(torch.version.cuda or '')"
+    )
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    if asked.returncode or not asked.stdout.strip():
+    said = asked.stdout.split()
+    if said[:1] != ["True"]:
+        lacking.append("scikit-build-core in that Python (the build runs without isolation, against the torch that is there)")
+    if said[1:2] != ["True"]:
+        lacking.append("pip in that Python")
+    if asked.returncode or len(said) < 3:
         lacking.append("a torch built for CUDA")
     return lacking
 
@@ -252,6 +262,9 @@ def checks(plan: BuildPlan, python: str, free_gb: float, lacking: Sequence[str],
         {"check": "jobs", "outcome": "fine", "detail": f"{plan.jobs} compilers, {plan.jobs * GIB_PER_JOB:.0f} GiB"},
     ]
     found = re.search(r"(\d+)\.(\d+)", cmake_version or "")
+    if found and (int(found[1]), int(found[2])) < OLDEST_CMAKE:
+        detail = f"CMake {found[0]}, and the file asks for {'.'.join(map(str, OLDEST_CMAKE))} (pip install cmake)"
+        rows.append({"check": "CMake", "outcome": "too old", "detail": detail})
     if found:
         have = (int(found[1]), int(found[2]))
         unknown = [name for name, since in POLICIES.items() if have < since]
@@ -267,6 +280,19 @@ def cmake_version() -> str | None:
         return None
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
     return done.stdout.splitlines()[0] if done.stdout else None
+
+
+def unreachable(plan: BuildPlan, within_s: float = 20.0) -> str | None:
+    """Why the repository cannot be asked from here; None where it answers."""
+    argv = ["git", "ls-remote", "--exit-code", plan.repository, "HEAD"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=within_s, check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{plan.repository}: {type(error).__name__} after {within_s:g} s"
+    return None if not done.returncode else f"{plan.repository}: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}"
 
 
 def run_plan(plan: BuildPlan, folder: Path, python: str = sys.executable, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:

@@ -69,6 +69,10 @@ def take_checks(folder: Path, python: str, made: dict[str, Any]) -> None:
     lacking = source_build.missing_tools(python)
     free = shutil.disk_usage(folder).free / 1e9
     rows = source_build.checks(wanted, python, free, lacking, source_build.cmake_version())
+    lacking += [row["detail"] for row in rows if row["outcome"] == "too old"]
+    if not lacking and (why := source_build.unreachable(wanted)):  # asked only where a build could otherwise begin
+        lacking.append(f"the sources ({why})")
+        rows.append({"check": "repository", "outcome": "unsupported here", "detail": why})
     local.write_atomic(folder / "checks.json", json.dumps({"lacking": lacking, "checks": rows, "plan": made}, indent=1))
 
 

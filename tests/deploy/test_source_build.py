@@ -107,6 +107,10 @@ def test_a_machine_without_cuda_says_why_it_cannot_compile() -> None:
     lacking = sb.missing_tools(sys.executable, which=lambda name: None)
     rows = {r["check"]: r for r in sb.checks(plan(), sys.executable, 100.0, lacking, "cmake version 3.28.3")}
     assert rows["tools"]["outcome"] == "unsupported here" and "nvcc" in rows["tools"]["detail"]
+    assert "scikit-build-core" in rows["tools"]["detail"] and "pip in" not in rows["tools"]["detail"]
+    assert "CMake" not in rows
+    old = {r["check"]: r for r in sb.checks(plan(), sys.executable, 100.0, [], "cmake version 3.25.1")}
+    assert old["CMake"]["outcome"] == "too old" and "3.26" in old["CMake"]["detail"]
     assert "CMP0169, CMP0177" in rows["CMake policies"]["detail"] and rows["disk"]["outcome"] == "fine"
 
 
@@ -263,3 +267,19 @@ def test_the_notebook_s_build_goes_on_in_the_cache_over_runs(
     stack.take_build(tmp_path / "two", sys.executable, made)
     assert sum("done earlier" in line for line in said) == 4
     assert json.loads((tmp_path / "two" / "build.json").read_text())["products"][0]["architectures"]
+
+
+def test_a_repository_that_cannot_be_asked_is_unsupported_before_the_build(
+    tmp_path: Path, upstream: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tools there: the sources are asked for; no answer is a reason, and so is a CMake that the file refuses."""
+    reached = plan().model_copy(update={"repository": str(upstream[0])})
+    assert sb.unreachable(reached) is None
+    gone = plan().model_copy(update={"repository": str(tmp_path / "none")})
+    assert "none" in str(sb.unreachable(gone))
+    monkeypatch.setattr(sb, "missing_tools", lambda _: [])
+    for made, cmake, words in ((reached, "3.28.3", None), (gone, "3.28.3", "the sources"), (reached, "3.25.1", "3.26")):
+        monkeypatch.setattr(sb, "cmake_version", lambda cmake=cmake: cmake)
+        stack.take_checks(tmp_path, sys.executable, made.model_dump())
+        lacking = json.loads((tmp_path / "checks.json").read_text())["lacking"]
+        assert (lacking == []) if words is None else words in lacking[0], lacking

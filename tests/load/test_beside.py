@@ -20,11 +20,8 @@ from lib.load.definitions import compare, own_figures, peer_figures, server_mean
 from lib.load.metrics import Level
 from lib.records import Status
 from lib.results import NotebookRun
-from lib.server import launch as launching
 from tests.load.bench_server import BenchServer
 from tests.load.test_benchmark import EMPTY, Handle, open_run
-
-SERVER_PYTHON = ".venv-sglang/bin/python"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +142,9 @@ def test_a_much_slower_window_leaves_a_constant_overhead_small() -> None:
     """A server 17 times slower in one window, 5 ms outside it in both: nothing is left, and neither client is blamed for it."""
     p = pair(figures(0.0405, 0.0055), figures(0.6754, 0.117), means(0.0358, 0.0055), means(0.6705, 0.117))
     (first, *_) = p.differences
-    assert first.left_frac == pytest.approx((0.0047 - 0.0049) / 0.0405) and first.frac == pytest.approx(first.left_frac + first.server_frac)
+    assert first.left_frac == pytest.approx((0.0047 - 0.0049) / 0.0405) and first.frac == pytest.approx(
+        first.left_frac + first.server_frac
+    )
     assert beside_rows.level_status([p])[0] == Status.PASS
 
 
@@ -312,9 +311,13 @@ def test_bench_serving_s_own_words_are_the_reason_of_its_failure(
     run = open_run(tmp_path / "c", concurrency=[1], bench_serving=[1, 2], bench_serving_repeats=1, depths=[])
     assert beside.measure_beside(run, handle(run, server), EMPTY) == {}
     found = beside_rows.verdicts(run, {})
-    assert [v.id for v in found] == ["beside-C1", "beside-C2"] and all("No module named 'sglang" in str(v.reason) for v in found), found
+    assert [v.id for v in found] == ["beside-C1", "beside-C2"] and all(
+        "No module named 'sglang" in str(v.reason) for v in found
+    ), found
     benchmark.measure_calibration(run)
-    offline = open_run(tmp_path / "c", offline=True, concurrency=[1], bench_serving=[1, 2], bench_serving_repeats=1, depths=[])
+    offline = open_run(
+        tmp_path / "c", offline=True, concurrency=[1], bench_serving=[1, 2], bench_serving_repeats=1, depths=[]
+    )
     assert beside.measure_beside(offline, handle(offline, server), EMPTY) == {}
     assert beside_rows.verdicts(offline, {}) == found  # a replay gives the same reason
     runner = beside.Runner(sys.executable, None)
@@ -344,36 +347,3 @@ def test_requests_are_rows_of_the_data_set(tmp_path: Path) -> None:
         {"prompt": "text", "output_len": 3}, {"prompt": [1, 2], "output_len": 4},
         {"prompt": [{"role": "user", "content": "x"}], "output_len": 5},
     ]  # fmt: skip
-
-
-@pytest.mark.server
-def test_the_real_bench_serving_beside_this_client(
-    tiny_server: launching.Server, tmp_path: Path, calibrated: None
-) -> None:
-    """SGLang's own, unmodified: the same requests and tokens, figures of one definition, none below the server's own time."""
-    params = {
-        "concurrency": [4],
-        "bench_serving": [4],
-        "bench_serving_repeats": 1,
-        "depths": [],
-        "input_len": 64,
-        "output_len": 16,
-    }
-    run = open_run(tmp_path, **params)
-    live: Any = SimpleNamespace(
-        params=SimpleNamespace(api_key_env=None, flags={}, environment={}, python=SERVER_PYTHON), key="key", tp_size=1, attached=False,
-        name="server", get=lambda: tiny_server, launches=list,
-    )  # fmt: skip
-    pairs = beside.measure_beside(run, live, EMPTY)
-    ((p,),) = beside_rows.pairs_of(pairs).values()
-    assert p.problem is None and p.sent_differently is None and p.server_silent is None, (
-        p.problem,
-        p.sent_differently,
-        p.server_silent,
-    )
-    assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
-    assert [d.figure for d in p.differences] == list(definitions.FIGURES) and not any(
-        d.impossible for d in p.differences
-    )
-    # on a busy machine the server itself differs between the windows; what is left to the clients is small beside it
-    assert all(abs(d.left_frac or 0) < 0.25 for d in p.differences), p.differences
