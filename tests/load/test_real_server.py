@@ -74,32 +74,22 @@ def test_the_command_against_a_real_server(url: str, tmp_path: Path, capsys: pyt
 
 
 def test_the_real_bench_serving_beside_this_client(
-    tiny_server: launching.Server, tmp_path: Path, calibrated: None
+    tiny_server: launching.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SGLang's own, unmodified: the same requests and tokens, figures of one definition, none below the server's own time."""
-    params = {
-        "concurrency": [4],
-        "bench_serving": [4],
-        "bench_serving_repeats": 1,
-        "depths": [],
-        "input_len": 64,
-        "output_len": 16,
-    }
+    ok = {"status": "ok", "reasons": [], "streams": 4096, "chunks_per_s": 1e9, "workers": 1}
+    monkeypatch.setattr(benchmark, "calibrate", lambda streams, api: ok)
+    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "bench_serving_repeats": 1, "depths": [], "output_len": 16}
     run = open_run(tmp_path, **params)
-    live: Any = SimpleNamespace(
-        params=SimpleNamespace(api_key_env=None, flags={}, environment={}, python=".venv-sglang/bin/python"), key="key", tp_size=1, attached=False,
-        name="server", get=lambda: tiny_server, launches=list,
-    )  # fmt: skip
-    pairs = beside.measure_beside(run, live, EMPTY)
+    asked = SimpleNamespace(api_key_env=None, flags={}, environment={}, python=".venv-sglang/bin/python")
+    handle: Any = SimpleNamespace(
+        params=asked, key="key", tp_size=1, attached=False, name="server", get=lambda: tiny_server, launches=list
+    )
+    pairs = beside.measure_beside(run, handle, EMPTY)
     ((p,),) = beside_rows.pairs_of(pairs).values()
-    assert p.problem is None and p.sent_differently is None and p.server_silent is None, (
-        p.problem,
-        p.sent_differently,
-        p.server_silent,
-    )
+    assert (p.problem, p.sent_differently, p.server_silent) == (None, None, None)
     assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
-    assert [d.figure for d in p.differences] == list(definitions.FIGURES) and not any(
-        d.impossible for d in p.differences
-    )
+    assert [d.figure for d in p.differences] == list(definitions.FIGURES)
+    assert not any(d.impossible for d in p.differences), p.differences
     # on a busy machine the server itself differs between the windows; what is left to the clients is small beside it
     assert all(abs(d.left_frac or 0) < 0.25 for d in p.differences), p.differences
