@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lib.cli import main
-from lib.load import beside, beside_rows, definitions, metrics, server_side, workloads
+from lib.load import benchmark, beside, beside_rows, definitions, metrics, server_side, workloads
 from lib.load.client import read_level, run_level
 from lib.server import launch as launching
 from tests.load.test_benchmark import EMPTY, open_run
