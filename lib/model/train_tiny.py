@@ -162,6 +162,7 @@ def train(
     """Trains until the time or the steps are over, writes the checkpoint, returns training.json's content."""
     import torch
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # the corpus is read before anything forks; one core takes minutes for it
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(sizes["seed"])
     began = time.monotonic()
