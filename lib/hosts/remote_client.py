@@ -99,15 +99,39 @@ def bundle(module: str, main: str = "") -> tuple[bytes, str]:
     return made.getvalue(), sha256(made.getvalue()).hexdigest()
 
 
+#: Holds a folder: removed when the input ends, or when the guard ends this because we are gone.
+_HOLD = """
+import shutil, signal, sys, tempfile
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+place = None
+try:
+    place = tempfile.mkdtemp(prefix="wb-client-")
+    print(place, flush=True)
+    sys.stdin.read()
+finally:
+    if place:
+        shutil.rmtree(place, ignore_errors=True)
+"""
+
+
 @contextlib.contextmanager
 def folder_on(host: Host) -> Iterator[PurePosixPath]:
-    """A new folder on a host that nobody else can look into, removed at the end."""
-    made = host.run(["mktemp", "-d", "-t", "wb-client-XXXXXXXX"]).check("a temporary folder").text.strip()
-    try:
-        yield PurePosixPath(made)
-    finally:
-        with contextlib.suppress(WorkbookError):
-            host.run(["rm", "-rf", "--", made])
+    """A new folder on a host that nobody else can look into; a process there removes it, also when we are cut off.
+
+    Raises:
+        HostError: none can be made there.
+    """
+    with host.start([host.python, "-IS", "-c", _HOLD], deadline_s=LONGEST_LEVEL_S + 600.0) as holding:
+        made = next(holding.lines(), None)
+        if made is None:
+            last = (holding.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise HostError(f"a temporary folder on {host.name}", last, "free space there, or name another in TMPDIR")
+        try:
+            yield PurePosixPath(made)
+        finally:
+            with contextlib.suppress(WorkbookError):
+                holding.feed(b"")
+                holding.wait()
 
 
 class HostSender:

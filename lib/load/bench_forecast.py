@@ -220,7 +220,7 @@ def weights_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint) -
     method = flags.get("quantization")
     if method and checkpoint.quantization.weights_method is None:
         raise BadInput("weights served as they are stored", f"--quantization {method}", "set active_weight_bytes")
-    path = None if run.offline else server.spec.model_path
+    path = None if run.offline else getattr(server.spec, "mirror", server.spec.model_path)
     context = None if run.offline else server.spec.model
     read = run.measure("tensors", None, write_tensors, context=context, model_path=path)
     tensors = [(n, d, s, b) for n, d, s, b in read.json("tensors.json")]
@@ -404,7 +404,11 @@ def forecast(run: NotebookRun, server: ServerHandle, depths: Mapping[int | str, 
     else:
         knee_reason = f"beyond C={found} a doubling of users adds less than {KNEE_EFFICIENCY:.0%} to log-throughput"
     estimate = None
-    if machine is not None and run.platform(server) == "cpu" and None in (params.bandwidth_bytes_per_s, params.flops_per_s):
+    if (
+        machine is not None
+        and run.platform(server) == "cpu"
+        and None in (params.bandwidth_bytes_per_s, params.flops_per_s)
+    ):
         estimate = (
             "the CPU's figures were measured on this host, which may have been busy, and its products in float32: "
             "a quieter moment or a 16-bit kernel may pass them"

@@ -314,8 +314,7 @@ def measure_calibration(run: NotebookRun) -> Path:
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     api = "chat" if params.dataset == "chat" else params.api
     streams = max([*params.concurrency, *(depth_users(params) if params.depths else [])])
-    there: dict[str, Any] = {"on": run.profile.host.model_dump()} if run.profile.host.remote else {}
-    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **there)
+    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **run.there)
     return taken.folder / "calibration.json"
 
 

@@ -24,10 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lib.errors import BadInput, HostError, IdentityError, NotStopped, PortTaken, ServerError, WorkbookError
 from lib.hosts import local
 from lib.hosts.base import Host, Running
-from lib.hosts.connect import shared_host
+from lib.hosts.connect import host_of, shared_host
 from lib.hosts.remote_client import HostSender, sender_for
 from lib.hosts.view import HostProcess, HostView
 from lib.model.cache import cache_dir
@@ -50,6 +52,7 @@ from lib.server.launch import (
     _redact_argv,
     _Waiter,
     compare_server_info,
+    read_record,
     save_record,
 )
 from lib.server.redact import find_secrets, redact_object, redact_text
@@ -57,8 +60,6 @@ from lib.server.supervise import LineFilter
 
 #: A server may hold for weeks; its guard ends it sooner when we are gone.
 LONGEST_LIFE_S = 60 * 86400.0
-#: A longer break of the network than this ends a launched server.
-SILENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,13 @@ class Place:
     host: Host
     params: HostParams
 
+    def is_root_by_sudo(self) -> bool:
+        """True where commands have to be, and can be, run as root by `sudo -n`."""
+        return self.params.sudo and self.host.uid() != 0 and self.host.can_root() is None
+
     def view(self) -> HostView:
         """What runs there, as root where `sudo -n` gives it."""
-        if self.params.sudo and self.host.uid() != 0 and self.host.can_root() is None:
-            return self.host.view(sudo=True)
-        return self.host.view()
+        return self.host.view(sudo=self.is_root_by_sudo())
 
     def read(self, path: str) -> bytes:
         """A file there, as root where it takes that and `sudo -n` gives it."""
@@ -359,6 +362,15 @@ class RemoteServer(Server):
             }
         return status
 
+    def has_ended(self) -> bool:
+        """True where its process was known and is gone.
+
+        Raises:
+            HostUnreachable: nobody can say.
+        """
+        record = self.record
+        return record.pid is not None and self.place.view().process(record.pid, record.pid_start_ticks) is None
+
     def load_way(self) -> tuple[str, HostSender | None]:
         """Where load is sent, and by whom: on the host itself, or from here through the tunnel."""
         return load_way_of(self.place, self.record.base_url, self.control, self.spec.argv[0], self.spec.api_key_env)
@@ -567,12 +579,72 @@ def launch(
         env={**spec.environment, "WORKBOOK_LAUNCH_ID": launch_id},
         deadline_s=LONGEST_LIFE_S,
         grace_s=spec.stop_timeout_s,
-        silence_s=SILENCE_S,
+        silence_s=place.params.silence_s,
     )
     hidden = [*secrets, *find_secrets(spec.environment), *find_secrets({"argv": full})]
     server = RemoteServer(spec, home, record, running, place, hidden)
     server.wait_ready(say, watch)
     return server
+
+
+def left_there(view: HostView, folder: Path) -> list[LaunchRecord]:
+    """Launches of a run's folder that were not proven gone and whose process is still on a host."""
+    found = []
+    for file in folder.glob("raw/*/servers/*/launch.json"):
+        record = read_record(file.parent)
+        unproven = record.origin == "launched" and record.stop is None and record.pid is not None
+        if unproven and view.process(record.pid or -1, record.pid_start_ticks):
+            found.append(record)
+    return found
+
+
+def wait_gone_there(place: Place, folder: Path, say: Callable[[str], None]) -> None:
+    """Waits until no server of an earlier, cut-off session of this run is left on its host: they would share the machine.
+
+    Raises:
+        NotStopped: they are still there, though their guard should have ended them.
+    """
+    unproven = [
+        r for f in folder.glob("raw/*/servers/*/launch.json")
+        if (r := read_record(f.parent)).origin == "launched" and r.stop is None and r.launch_id not in _GONE
+    ]  # fmt: skip
+    if not unproven:
+        return
+    deadline = time.monotonic() + place.params.silence_s + 60.0
+    while left := left_there(place.view(), folder):
+        if time.monotonic() > deadline:
+            raise NotStopped(
+                f"servers of an earlier session of this run are gone from {place.host.name}",
+                ", ".join(f"pid {r.pid} of launch {r.launch_id}" for r in left),
+                "look at these processes and end them, then resume",
+            )
+        say(f"waiting until {place.host.name} has ended pid {left[0].pid} of an earlier session")
+        time.sleep(1.0)
+    _GONE.update(r.launch_id for r in unproven)
+
+
+def wait_run_gone(folder: Path, say: Callable[[str], None], seconds: float = 20.0) -> list[int]:
+    """Waits until no server of an interrupted run is left on the hosts that its parameters name; pids that still are.
+
+    What can't be reached is not waited for: the guard there ends it by itself (`silence_s`).
+    """
+    left: list[int] = []
+    for file in sorted((folder / "params").glob("*.profile.yaml")):
+        named = HostParams.model_validate((yaml.safe_load(file.read_text()) or {}).get("host") or {})
+        number = file.name.partition(".")[0]
+        if not named.remote or not any((folder / "raw" / number / "servers").glob("*/launch.json")):
+            continue
+        with contextlib.suppress(WorkbookError), contextlib.closing(host_of(named)) as host:
+            place, deadline = Place(host, named), time.monotonic() + seconds
+            while (found := left_there(place.view(), folder)) and time.monotonic() < deadline:
+                say(f"waiting until {host.name} has ended pid {found[0].pid}")
+                time.sleep(0.5)
+            left += [r.pid for r in found if r.pid]
+    return left
+
+
+#: Launches without a proof of their end that were seen to be gone.
+_GONE: set[str] = set()
 
 
 # attaching ---------------------------------------------------------------------------------------------------------------
