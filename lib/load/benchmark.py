@@ -86,8 +86,8 @@ class Watch:
     @contextlib.contextmanager
     def over(self, server: Answering, folder: Path) -> Iterator[dict[str, Any]]:
         """Watches the server and its GPUs during the `with` block."""
-        here = local.is_local_url(server.base_url) and getattr(server, "place", None) is None
-        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here) as told:
+        here, place = local.is_local_url(server.base_url), getattr(server, "place", None)
+        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here, place=place) as told:
             yield told
 
 

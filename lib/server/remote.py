@@ -26,7 +26,17 @@ from typing import Any
 
 import yaml
 
-from lib.errors import BadInput, HostError, IdentityError, NotStopped, PortTaken, ServerError, WorkbookError
+from lib.errors import (
+    BadInput,
+    HostError,
+    HostTimeout,
+    HostUnreachable,
+    IdentityError,
+    NotStopped,
+    PortTaken,
+    ServerError,
+    WorkbookError,
+)
 from lib.hosts import local
 from lib.hosts.base import Host, Running
 from lib.hosts.connect import host_of, shared_host
@@ -325,6 +335,7 @@ class RemoteServer(Server):
         self.spec, self.folder, self.record, self.place, self.running = spec, folder, record, place, running
         self._supervisor: Any = _Output(running, folder / "server.log", secrets)
         self._tunnel = contextlib.ExitStack()
+        self._lost: HostUnreachable | None = None
         self.control = Control(record.base_url, spec.api_key_env)
         try:
             near = self._tunnel.enter_context(place.host.forward(record.port, spec.host.strip("[]")))
@@ -418,16 +429,28 @@ class RemoteServer(Server):
 
         Raises:
             NotStopped: processes, the port, or GPU memory are still held.
+            HostUnreachable: the host is lost, so nothing can be proven; its guard ends the server there.
         """
         if self.record.stop is not None:
             return self.record.stop
         began = time.monotonic()
         family: set[tuple[int, int]] = {p for p in [self.running.process] if p}
         before = GpuUse(reason="not asked before the stop")
-        with contextlib.suppress(WorkbookError):
+        if self._lost is not None:
+            raise self._lost
+        try:
             view = self.place.view()
             before = gpu_use(view)
             family |= {(p.pid, p.ticks) for p in view.family(self.record.pid or -1)}
+        except (HostUnreachable, HostTimeout) as error:
+            if not self.running.connected:
+                self._lost = HostUnreachable(
+                    f"launch {self.launch_id} is proven gone from {self.place.host.name}", str(error),
+                    f"the host ends it by itself {self.place.params.silence_s:.0f} s after our last word; a resumed run waits for that",
+                )  # fmt: skip
+                raise self._lost from error
+        except WorkbookError:
+            pass
         self._note_process(self.status())
         self.running.stop()
         self._supervisor.join(5.0)

@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ENV = os.environ
@@ -159,7 +160,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             self.generate(path, body)
         elif path == "/tokenize":
-            self.answer(200, {"tokens": list(range(len(str(body.get("prompt", "")).split()))), "count": 1})
+            ids = [zlib.crc32(word.encode()) % 32000 for word in str(body.get("prompt", "")).split()]
+            self.answer(200, {"tokens": ids, "count": len(ids)})
         else:
             self.answer(404, {"detail": "Not Found"})
 

@@ -155,7 +155,8 @@ class Going:
         }  # fmt: skip
         folder = profile(tmp_path / "profile", lab, server, silence_s=5)
         audit = yaml.safe_load((folder / "05.yaml").read_text())
-        audit |= {"documents": ["argparse", "typing", "tarfile"], "numerics": None, "cost_requests": 4, "cost_output_len": 20}
+        audit |= {"documents": ["argparse", "typing", "tarfile"], "numerics": None}
+        audit |= {"cost_requests": 4, "cost_concurrency": 4, "cost_output_len": 20}
         (folder / "05.yaml").write_text(yaml.safe_dump(audit))
         self.outputs = tmp_path / "outputs"
         self.environment = {**os.environ, "WORKBOOK_OUTPUTS": str(self.outputs)}
@@ -208,7 +209,7 @@ def test_an_audit_that_is_ended_here_leaves_nothing_there(
     how: signal.Signals, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
 ) -> None:
     """Ctrl-C and SIGKILL while the load client runs on the host: it, its folder and the server are gone; it can be resumed."""
-    going = Going(lab, tmp_path, STAND_IN_TOKEN_S="0.4")
+    going = Going(lab, tmp_path, STAND_IN_TOKEN_S="0.25")
     going.wait_for("cost-bf16")
     end = time.monotonic() + 20
     while not faults.alive(guest_pct, "client.pyz") and time.monotonic() < end:
