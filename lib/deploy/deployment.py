@@ -631,7 +631,7 @@ class Deployment:
                 if words and words != last:
                     self.say(words)
                     last = words
-                time.sleep(1.0)
+                time.sleep(0.25 if gone < 5.0 else 1.0)
 
     def _journal(self, state: ServiceState, lines: int) -> list[str]:
         if not state.invocation:

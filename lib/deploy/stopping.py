@@ -30,7 +30,7 @@ from lib.records import Record
 
 #: Seconds: for the drain beyond the unit's own settings, after SIGKILL, after the hypervisor's SIGKILL.
 DRAIN_S, KILL_S, HYPERVISOR_S = 60.0, 10.0, 10.0
-POLL_S = 0.5
+POLL_S = 0.25
 
 
 class Seen(Record):

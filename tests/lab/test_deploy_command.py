@@ -36,27 +36,21 @@ STAND_IN = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def clean(guest: Host) -> Iterator[None]:
-    """The stand-in and a model on the host; no service before and after."""
-    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
-    guest.put(b"", f"{HOME}/sglang/__init__.py")
+@pytest.fixture(scope="module")
+def installed(guest: Host) -> None:
+    """The stand-in and a model on the host; no service."""
+    faults.install_stand_in(guest, HOME)
     path = resolve_model(load_profile(TINY).server.model or "")
-    script = f"chmod -R a+rX {HOME}; mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"
+    script = f"mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"
     guest.run(["sh", "-c", script]).check("a model")
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
-    def sweep() -> None:
-        systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
-        systemctl(guest, "disable", "--now", SERVICE)
-        guest.run(
-            ["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.*"]
-        )
-        systemctl(guest, "daemon-reload")
-        systemctl(guest, "reset-failed")
 
-    sweep()
+@pytest.fixture(autouse=True)
+def clean(guest: Host, installed: None) -> Iterator[None]:
+    """No service after each test."""
     yield
-    sweep()
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def profile(folder: Path, lab: Lab, address: str, server: dict[str, Any], **deploy: Any) -> str:

@@ -64,25 +64,18 @@ def plan(note: str = "one", environment: str = "", **other: Any) -> DeployPlan:
     return DeployPlan(service=SERVICE, unit_text=unit_text(note, environment), expectation=expectation, **fields)
 
 
+@pytest.fixture(scope="module")
+def installed(guest: Host) -> None:
+    """The stand-in on container 101, and no trace of a service."""
+    faults.install_stand_in(guest, HOME)
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
+
+
 @pytest.fixture(autouse=True)
-def clean(guest: Host) -> Iterator[None]:
-    """No trace of a service before and after each test."""
-    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
-    guest.put(b"", f"{HOME}/sglang/__init__.py")
-    guest.run(["chmod", "-R", "a+rX", HOME])
-
-    def sweep() -> None:
-        systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
-        systemctl(guest, "disable", "--now", SERVICE)
-        guest.run(
-            ["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.env"]
-        )
-        systemctl(guest, "daemon-reload")
-        systemctl(guest, "reset-failed")
-
-    sweep()
+def clean(guest: Host, installed: None) -> Iterator[None]:
+    """No trace of a service after each test, and so before the next."""
     yield
-    sweep()
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def description(guest: Host) -> str:

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from lib.deploy.deployment import STATE_FOLDER
-from lib.deploy.service import systemctl
 from lib.hosts.base import Host
 from lib.params import load_profile
 from lib.server.spec import resolve_model
@@ -34,10 +33,7 @@ def there(guest: Host) -> Iterator[Host]:
         "a model"
     )
     yield guest
-    for words in (["kill", "--signal=SIGKILL"], ["disable", "--now"]):
-        systemctl(guest, *words, SERVICE)
-    guest.run(["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.*"])
-    systemctl(guest, "daemon-reload")
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def profile(folder: Path, lab: Lab, host: dict[str, Any], server: dict[str, Any]) -> Path:

@@ -15,9 +15,9 @@ from lib.deploy.watch import watch
 from lib.errors import BadInput, NeedsRoot
 from lib.hosts.base import Host
 from lib.hosts.signals import signal_processes
-from tests.lab.test_deployment import HOME, PORT, SERVICE, clean, deploy, description, plan, serves
+from tests.lab.test_deployment import HOME, PORT, SERVICE, clean, deploy, description, installed, plan, serves
 
-__all__ = ["clean"]
+__all__ = ["clean", "installed"]
 
 
 def found(report: WatchReport) -> dict[str, str]:
