@@ -35,9 +35,7 @@ def edited_there(place: Place, source: str, edits: Sequence[str]) -> str:
     if not host.exists(source + "/config.json"):
         raise BadInput(f"server.model is a checkpoint folder on {host.name}", repr(source), "correct the path")
     with folder_on(host) as folder:
-        host.put(
-            bundle("lib.audit.edits", _MAIN)[0], folder / "edit.pyz"
-        )
+        host.put(bundle("lib.audit.edits", _MAIN)[0], folder / "edit.pyz", mode=0o600)
         words = [python, str(folder / "edit.pyz")]
         done = host.run(words, input=json.dumps([source, list(edits)]), deadline_s=LONGEST_S)
     answer = json.loads(done.check("an edited copy of the checkpoint is made").text)

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
-from lib.errors import BadInput, WorkbookError
+from lib.errors import BadInput, HostError, HostTimeout, HostUnreachable, WorkbookError
 from lib.hosts import local
 from lib.hosts.base import Host
 from lib.hosts.remote_client import bundle, folder_on
@@ -111,7 +111,12 @@ def measure_machine(folder: Path, on: Mapping[str, Any] | None = None, python: s
 def _measured_there(host: Host, python: str) -> dict[str, Any]:
     with folder_on(host) as folder:
         host.put(bundle("lib.load.machine")[0], folder / "machine.pyz", mode=0o600)
-        done = host.run([python, str(folder / "machine.pyz")], deadline_s=300.0)
+        try:
+            done = host.run([python, str(folder / "machine.pyz")], deadline_s=300.0)
+        except (HostUnreachable, HostTimeout):
+            raise
+        except HostError as error:  # no such interpreter there
+            return {"read_bytes_per_s": None, "threads": None, "reason": str(error.found)}
     if done.ok:
         return dict(json.loads(done.text))
     last = (done.error_text.strip().splitlines() or ["no message"])[-1]
