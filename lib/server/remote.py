@@ -39,7 +39,7 @@ from lib.errors import (
 )
 from lib.hosts import local
 from lib.hosts.base import Host, Running
-from lib.hosts.connect import host_of, shared_host
+from lib.hosts.connect import close_host, host_of, shared_host
 from lib.hosts.remote_client import HostSender, sender_for
 from lib.hosts.view import HostProcess, HostView
 from lib.model.cache import cache_dir
@@ -657,7 +657,8 @@ def wait_run_gone(folder: Path, say: Callable[[str], None], seconds: float = 20.
         number = file.name.partition(".")[0]
         if not named.remote or not any((folder / "raw" / number / "servers").glob("*/launch.json")):
             continue
-        with contextlib.suppress(WorkbookError), contextlib.closing(host_of(named)) as host:
+        with contextlib.suppress(WorkbookError), contextlib.ExitStack() as stack:
+            stack.callback(close_host, host := host_of(named))
             place, deadline = Place(host, named), time.monotonic() + seconds
             while (found := left_there(place.view(), folder)) and time.monotonic() < deadline:
                 say(f"waiting until {host.name} has ended pid {found[0].pid}")

@@ -19,6 +19,7 @@ from lib.server.holders import IDLE_MIB, KILL_S, ORPHANS_S, TERM_S, Holder
 from lib.server.outcomes import COMPILERS
 from lib.server.remote import Place, started_at
 
+UNSEEN = "a process that is not visible from there (another container, another user)"
 #: Counts files below folders: argv are folders, `~/` is the home there; `NAME=FOLDER` means the variable's folder where it is set.
 _COUNT = """
 import os, sys
@@ -41,11 +42,11 @@ def holders_there(
     rows = [] if on_cpu else [g for g in view.gpus if gpus is None or g.index in gpus]
     for gpu in rows:
         name = f"GPU {gpu.index} ({gpu.uuid})"
-        pids: dict[int, float | None] = {**dict.fromkeys(gpu.holders), **gpu.users}
-        found += [Holder(what=name, mib=mib, **_who(view, pid)) for pid, mib in sorted(pids.items())]
-        if not pids and (gpu.memory_used_mib or 0.0) > IDLE_MIB:
-            unseen = "a process that is not visible from there (another container, another user)"
-            found.append(Holder(what=name, by=unseen, identity=None, mib=gpu.memory_used_mib))
+        found += [Holder(what=name, mib=mib, **_who(view, pid)) for pid, mib in sorted(gpu.users.items())]
+        if not gpu.users and (gpu.memory_used_mib or 0.0) > IDLE_MIB:
+            # whoever has its device file open may be the driver's own daemon, so alone that is no holder
+            who = _who(view, gpu.holders[0]) if gpu.holders else {"by": UNSEEN, "identity": None}
+            found.append(Holder(what=name, mib=gpu.memory_used_mib, **who))
     if port is not None and view.port_is_held(port):
         owners = view.port_owners(port)
         who = _who(view, owners[0].pid) if owners else {"by": "a process that may not be read", "identity": None}

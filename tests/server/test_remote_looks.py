@@ -59,7 +59,10 @@ def test_a_held_port_is_named_there_and_a_free_one_is_not(here: Place) -> None:
 
 
 def test_gpus_are_the_hosts_with_who_holds_them(monkeypatch: pytest.MonkeyPatch, here: Place) -> None:
-    """A holder by the driver's list or an open device file, memory of nobody, and only the indices that may be used."""
+    """A holder by the driver's list, memory of nobody or of who has the device open, and only the indices that may be used.
+
+    An open device file alone is no holder: the driver's daemon has one.
+    """
 
     def gpu(index: int, used: float, **more: Any) -> HostGpu:
         return HostGpu(
@@ -69,13 +72,17 @@ def test_gpus_are_the_hosts_with_who_holds_them(monkeypatch: pytest.MonkeyPatch,
 
     seen = view(
         [process(7, ["python3", "notebook"]), process(8, ["worker"])],
-        gpus=[gpu(0, 500.0, users={7: 400.0}, holders=[8]), gpu(1, 2000.0), gpu(2, 3.0), gpu(3, 900.0, users={99: 800.0})],
+        gpus=[
+            gpu(0, 500.0, users={7: 400.0}, holders=[8]), gpu(1, 2000.0), gpu(2, 3.0, holders=[8]), gpu(3, 900.0, users={99: 800.0}),
+            gpu(4, 700.0, holders=[8]),
+        ],
     )
     monkeypatch.setattr(Place, "view", lambda self: seen)
     held, rows, _ = holders_there(here, [0, 1, 2], None, on_cpu=False)
     assert [r["uuid"] for r in rows] == ["u0", "u1", "u2"] and rows[2]["memory_used_mib"] == 3.0
-    assert [(h.what, h.mib) for h in held] == [("GPU 0 (u0)", 400.0), ("GPU 0 (u0)", None), ("GPU 1 (u1)", 2000.0)]
-    assert "notebook" in held[0].by and held[0].identity and held[2].identity is None
+    assert [(h.what, h.mib) for h in held] == [("GPU 0 (u0)", 400.0), ("GPU 1 (u1)", 2000.0)]
+    assert "notebook" in held[0].by and held[0].identity and held[1].identity is None
+    assert "worker" in holders_there(here, [4], None, on_cpu=False)[0][0].by
     assert "not visible" in holders_there(here, [3], None, on_cpu=False)[0][0].by
 
 
