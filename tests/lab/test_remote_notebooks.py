@@ -67,13 +67,20 @@ def traces(guest_pct: Host) -> Iterator[Callable[[], list[str]]]:
     yield found
 
 
-def profile(folder: Path, lab: Lab, server: dict[str, Any], **host: Any) -> Path:
+def ways(lab: Lab) -> dict[str, dict[str, Any]]:
+    """Container 101 as `host:` names it, over SSH and through its hypervisor."""
+    ssh = {"kind": "ssh", "config": lab.config}
+    lxc = {"kind": "lxc", "container": 101, "hypervisor": {**ssh, "address": "hypervisor"}}
+    return {"ssh": {**ssh, "address": "guest-101"}, "lxc": lxc}
+
+
+def profile(folder: Path, lab: Lab, server: dict[str, Any], way: str = "ssh", **host: Any) -> Path:
     """The tiny profile with its server on container 101."""
     folder.mkdir()
     for file in (ROOT / TINY).glob("*.yaml"):
         data = yaml.safe_load(file.read_text())
         if file.stem == "profile":
-            data["host"] = {"kind": "ssh", "address": "guest-101", "config": lab.config, **host}
+            data["host"] = {**ways(lab)[way], **host}
             data["server"] = server
         else:
             data |= {"profile": str(folder), **SMALL.get(file.stem, {})}
@@ -148,12 +155,12 @@ def audited(result: dict[str, Any], raw: Path) -> None:
 class Going:
     """`workbook run` of notebook 05 with the stand-in, while something happens to it."""
 
-    def __init__(self, lab: Lab, tmp_path: Path, **environment: str) -> None:
+    def __init__(self, lab: Lab, tmp_path: Path, way: str = "ssh", **environment: str) -> None:
         server = {
             "model": "/srv/model", "python": "/usr/bin/python3", "sglang_version": "0.5.15.post1", "stop_timeout_s": 3,
             "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "1", "STAND_IN_POLL_S": "0.3", **environment},
         }  # fmt: skip
-        folder = profile(tmp_path / "profile", lab, server, silence_s=5)
+        folder = profile(tmp_path / "profile", lab, server, way, silence_s=5)
         audit = yaml.safe_load((folder / "05.yaml").read_text())
         audit |= {"documents": ["argparse", "typing", "tarfile"], "numerics": None}
         audit |= {"cost_requests": 4, "cost_concurrency": 4, "cost_output_len": 20}
@@ -204,12 +211,12 @@ def test_the_network_cut_in_the_middle_of_the_audit(
     assert len(launches) == 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("how", "way"), [(signal.SIGINT, "ssh"), (signal.SIGKILL, "lxc")])
 def test_an_audit_that_is_ended_here_leaves_nothing_there(
-    how: signal.Signals, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
+    how: signal.Signals, way: str, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
 ) -> None:
     """Ctrl-C and SIGKILL while the load client runs on the host: it, its folder and the server are gone; it can be resumed."""
-    going = Going(lab, tmp_path, STAND_IN_TOKEN_S="0.25")
+    going = Going(lab, tmp_path, way, STAND_IN_TOKEN_S="0.25")
     going.wait_for("cost-bf16")
     end = time.monotonic() + 20
     while not faults.alive(guest_pct, "client.pyz") and time.monotonic() < end:
