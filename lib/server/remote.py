@@ -380,7 +380,19 @@ class RemoteServer(Server):
             HostUnreachable: nobody can say.
         """
         record = self.record
-        return record.pid is not None and self.place.view().process(record.pid, record.pid_start_ticks) is None
+        return record.pid is not None and self._view().process(record.pid, record.pid_start_ticks) is None
+
+    def _view(self) -> HostView:
+        """The host now. Where it can't be reached and the server's own connection is gone, this server is lost to us."""
+        try:
+            return self.place.view()
+        except (HostUnreachable, HostTimeout) as error:
+            if not self.running.connected:
+                self._lost = HostUnreachable(
+                    f"launch {self.launch_id} is proven gone from {self.place.host.name}", str(error),
+                    f"the host ends it by itself {self.place.params.silence_s:.0f} s after our last word; a resumed run waits for that",
+                )  # fmt: skip
+            raise
 
     def load_way(self) -> tuple[str, HostSender | None]:
         """Where load is sent, and by whom: on the host itself, or from here through the tunnel."""
@@ -392,7 +404,7 @@ class RemoteServer(Server):
         Raises:
             IdentityError: it is gone, another one owns the port, or the resolved arguments or model differ.
         """
-        record, view = self.record, self.place.view()
+        record, view = self.record, self._view()
         faults, checks = [], []
         if view.process(record.pid or -1, record.pid_start_ticks) is None:
             faults.append(f"process {record.pid} of launch {record.launch_id} is gone on {self.place.host.name}")
@@ -436,21 +448,13 @@ class RemoteServer(Server):
         began = time.monotonic()
         family: set[tuple[int, int]] = {p for p in [self.running.process] if p}
         before = GpuUse(reason="not asked before the stop")
+        with contextlib.suppress(WorkbookError):
+            view = self._view() if self._lost is None else None
+            if view is not None:
+                before = gpu_use(view)
+                family |= {(p.pid, p.ticks) for p in view.family(self.record.pid or -1)}
         if self._lost is not None:
             raise self._lost
-        try:
-            view = self.place.view()
-            before = gpu_use(view)
-            family |= {(p.pid, p.ticks) for p in view.family(self.record.pid or -1)}
-        except (HostUnreachable, HostTimeout) as error:
-            if not self.running.connected:
-                self._lost = HostUnreachable(
-                    f"launch {self.launch_id} is proven gone from {self.place.host.name}", str(error),
-                    f"the host ends it by itself {self.place.params.silence_s:.0f} s after our last word; a resumed run waits for that",
-                )  # fmt: skip
-                raise self._lost from error
-        except WorkbookError:
-            pass
         self._note_process(self.status())
         self.running.stop()
         self._supervisor.join(5.0)

@@ -216,7 +216,7 @@ def test_an_audit_that_is_ended_here_leaves_nothing_there(
     how: signal.Signals, way: str, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
 ) -> None:
     """Ctrl-C and SIGKILL while the load client runs on the host: it, its folder and the server are gone; it can be resumed."""
-    going = Going(lab, tmp_path, way, STAND_IN_TOKEN_S="0.25")
+    going = Going(lab, tmp_path, way, STAND_IN_TOKEN_S="0.1")
     going.wait_for("cost-bf16")
     end = time.monotonic() + 20
     while not faults.alive(guest_pct, "client.pyz") and time.monotonic() < end:
@@ -230,5 +230,5 @@ def test_an_audit_that_is_ended_here_leaves_nothing_there(
     while traces() and time.monotonic() < end:
         time.sleep(0.5)
     assert traces() == []
-    run = going.resume()
-    assert states(run)["05"] == "done" and traces() == []
+    if way == "lxc":  # over SSH the test above has resumed one
+        assert states(going.resume())["05"] == "done" and traces() == []
