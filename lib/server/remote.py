@@ -382,6 +382,15 @@ class RemoteServer(Server):
         record = self.record
         return record.pid is not None and self._view().process(record.pid, record.pid_start_ticks) is None
 
+    def _wait_for_guard(self, family: set[tuple[int, int]]) -> None:
+        """The connection broke and came back: the guard there, which never heard of it, ends the server by its own clock."""
+        deadline = time.monotonic() + self.place.params.silence_s + self.spec.stop_timeout_s + 10.0
+        while time.monotonic() < deadline:
+            view = self._view()
+            if not any(view.process(pid, ticks) for pid, ticks in family):
+                return
+            time.sleep(1.0)
+
     def _view(self) -> HostView:
         """The host now. Where it can't be reached and the server's own connection is gone, this server is lost to us."""
         try:
@@ -461,6 +470,8 @@ class RemoteServer(Server):
         with contextlib.suppress(WorkbookError):
             self._tunnel.close()
         status, ending = self.status(), self.running.ending or {}
+        if self.running.ending is None:
+            self._wait_for_guard(family)
         view, words, back, left_mib = self._gpu_back(before, family)
         left = sorted(pid for pid, ticks in family if view.process(pid, ticks))
         signals = ["SIGTERM"] + (["SIGKILL"] if ending.get("killed") else []) if ending.get("ended") else []
