@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -40,7 +41,7 @@ from lib.errors import (
 from lib.hosts import local
 from lib.hosts.base import Host, Running
 from lib.hosts.connect import close_host, host_of, shared_host
-from lib.hosts.remote_client import HostSender, sender_for
+from lib.hosts.remote_client import HostSender, held_folder, sender_for
 from lib.hosts.view import HostProcess, HostView
 from lib.model.cache import cache_dir
 from lib.model.checkpoint import _SCALE, JSON_FILES, model_fingerprint, read_safetensors_header
@@ -330,17 +331,19 @@ class RemoteServer(Server):
     """A server that this workbook launched on another host and owns."""
 
     def __init__(
-        self, spec: RemoteSpec, folder: Path, record: LaunchRecord, running: Running, place: Place, secrets: list[str]
+        self, spec: RemoteSpec, folder: Path, record: LaunchRecord, running: Running, place: Place, secrets: list[str],
+        scratch: contextlib.ExitStack | None = None,
     ) -> None:
         self.spec, self.folder, self.record, self.place, self.running = spec, folder, record, place, running
         self._supervisor: Any = _Output(running, folder / "server.log", secrets)
-        self._tunnel = contextlib.ExitStack()
+        self._tunnel = scratch or contextlib.ExitStack()
         self._lost: HostUnreachable | None = None
         self.control = Control(record.base_url, spec.api_key_env)
         try:
             near = self._tunnel.enter_context(place.host.forward(record.port, spec.host.strip("[]")))
         except BaseException:
             running.stop()
+            self._tunnel.close()
             raise
         self.control.base_url = f"http://127.0.0.1:{near}"
 
@@ -606,21 +609,28 @@ def launch(
         state="starting",
         notes=[
             *spec.notes,
-            f"launched on {place.host.name}; variables that the server inherits there are not recorded",
+            f"launched on {place.host.name}; variables that the server inherits there are not recorded; its temporary files lie "
+            "in a folder that goes with it (TMPDIR)",
         ],
         gpu_before=gpu_use(view),
     )
     save_record(home, record)
     full = argv + (["--api-key", secrets[0]] if secrets else [])
-    running = place.host.start(
-        full,
-        env={**spec.environment, "WORKBOOK_LAUNCH_ID": launch_id},
-        deadline_s=LONGEST_LIFE_S,
-        grace_s=spec.stop_timeout_s,
-        silence_s=place.params.silence_s,
-    )
+    scratch = contextlib.ExitStack()
+    try:
+        environment = {**_temporary(place, scratch), **spec.environment, "WORKBOOK_LAUNCH_ID": launch_id}
+        running = place.host.start(
+            full,
+            env=environment,
+            deadline_s=LONGEST_LIFE_S,
+            grace_s=spec.stop_timeout_s,
+            silence_s=place.params.silence_s,
+        )
+    except BaseException:
+        scratch.close()
+        raise
     hidden = [*secrets, *find_secrets(spec.environment), *find_secrets({"argv": full})]
-    server = RemoteServer(spec, home, record, running, place, hidden)
+    server = RemoteServer(spec, home, record, running, place, hidden, scratch)
     server.wait_ready(say, watch)
     return server
 
@@ -684,6 +694,19 @@ def wait_run_gone(folder: Path, say: Callable[[str], None], seconds: float = 20.
 
 #: Launches without a proof of their end that were seen to be gone.
 _GONE: set[str] = set()
+
+
+def _temporary(place: Place, scratch: contextlib.ExitStack) -> dict[str, str]:
+    """Variables that keep a server's temporary files in a folder that goes with it: SGLang leaves its sockets behind.
+
+    Kernels that torch compiles stay where they would be without this, so that the next launch finds them.
+    """
+    made = scratch.enter_context(held_folder(place.host, LONGEST_LIFE_S, place.params.silence_s))
+    found = {"TMPDIR": str(made["folder"])}
+    if made["user"]:
+        user = re.sub(r'[\\/:*?"<>|]', "_", made["user"])
+        found["TORCHINDUCTOR_CACHE_DIR"] = f"{made['temporary']}/torchinductor_{user}"
+    return found
 
 
 # attaching ---------------------------------------------------------------------------------------------------------------
