@@ -70,6 +70,9 @@ class HostParams(_Params):
     load_client: Literal["host", "here"] = Field(
         default="host", description="where load is sent from: beside the server, or here through a forwarded port"
     )
+    silence_s: float = Field(
+        default=60.0, ge=5, description="a launched server ends by itself so long after the last word from here"
+    )
     client_python: str | None = Field(
         default=None, description="an interpreter there, 3.11 or newer, for the load client; None: server.python, else python"
     )

@@ -86,8 +86,8 @@ class Watch:
     @contextlib.contextmanager
     def over(self, server: Answering, folder: Path) -> Iterator[dict[str, Any]]:
         """Watches the server and its GPUs during the `with` block."""
-        here = local.is_local_url(server.base_url) and getattr(server, "place", None) is None
-        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here) as told:
+        here, place = local.is_local_url(server.base_url), getattr(server, "place", None)
+        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here, place=place) as told:
             yield told
 
 
@@ -314,8 +314,7 @@ def measure_calibration(run: NotebookRun) -> Path:
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     api = "chat" if params.dataset == "chat" else params.api
     streams = max([*params.concurrency, *(depth_users(params) if params.depths else [])])
-    there: dict[str, Any] = {"on": run.profile.host.model_dump()} if run.profile.host.remote else {}
-    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **there)
+    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **run.there)
     return taken.folder / "calibration.json"
 
 
