@@ -43,8 +43,15 @@ def read_excerpt(folder: Path, name: str, line: int | None = None) -> str | None
     first, last = (0, WHOLE_LINES) if line is None else (max(0, line - 1 - AROUND), line + AROUND)
     shown = [
         f"{number:>6}{'>' if number == line else ' '} {shortened(text.rstrip(chr(13)), LINE_CHARACTERS, '…')}"
-        for number, text in enumerate(lines[first:last], first + 1)
+        for number, text in enumerate(_redacted(lines[first:last]), first + 1)
     ]
     if line is None and len(lines) > last:
         shown.append(f"        … {len(lines) - last:,} more lines")
-    return visible_text(redactor("redact_text")("\n".join(shown)))
+    return visible_text("\n".join(shown))
+
+
+def _redacted(lines: list[str]) -> list[str]:
+    """Whole lines without secrets, before any is cut: half a secret has no shape that could be recognised."""
+    redact = redactor("redact_text")
+    together = str(redact("\n".join(lines))).split("\n")
+    return together if len(together) == len(lines) else [str(redact(line)) for line in lines]

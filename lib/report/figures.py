@@ -345,7 +345,9 @@ def by_depth(
             scale, shown_unit = display_unit(top, unit)
             highest, lowest = 0.0, math.inf
             beyond = []
-            data = [(float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed]
+            data = [
+                (float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed
+            ]
             linear = not key.startswith("ttft")
             for index, (name, listed) in enumerate(points.items()):
                 drawn = sorted((p for p in listed if _number(p[1]) is not None), key=lambda p: p[0])
@@ -353,7 +355,9 @@ def by_depth(
                     continue
                 values = [float(_number(p) or 0.0) * scale for _, p in drawn]
                 if linear and name in bounds and data and min(values) > 4 * max(data):
-                    beyond.append(f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}")
+                    beyond.append(
+                        f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}"
+                    )
                     words.append(f"{heading}: {beyond[-1]}, above the axis")
                     continue
                 highest = max([highest, *values, *((p.high or 0.0) * scale for _, p in drawn)])
