@@ -22,7 +22,7 @@ from lib.params import ROOT
 from lib.records import Evidence, NotebookResult, Verdict
 from lib.report.excerpts import raw_lines, read_excerpt
 from lib.report.tables import Column, Table, table, verdict_table
-from lib.report.text import shortened, visible_text
+from lib.report.text import visible_text
 from lib.results import NotebookRun
 from lib.server.redact import redact_object, redact_text
 from lib.widgets.panel import Control, Panel, Values, View, is_live
@@ -30,15 +30,19 @@ from lib.widgets.pictures import evidence_by_verdict
 
 TITLE = "Evidence browser"
 STANDS, MOVED, MISSING, WHOLE = "stands as quoted", "says something else", "not there", "a whole file"
-ALL = "all verdicts"
+ALL = "all verdicts of this notebook"
 
 
 def evidence_browser(run: NotebookRun, verdicts: Sequence[Verdict]) -> Panel:
-    """Shows the browser over this notebook's verdicts and those of the run's earlier notebooks."""
-    named = {f"{run.number}/{v.id}": v for v in verdicts}
-    for number, result in run.earlier().items():
-        named |= {f"{number}/{v.id}": v for v in result.verdicts}
-    panel = Panel(TITLE, controls_of(named), Browser(run.folder, named), is_live(run))
+    """Shows the browser over this notebook's verdicts; those of the run's notebooks before it can be chosen, too."""
+    own = {f"{run.number}/{v.id}": v for v in verdicts}
+    before = {
+        f"{number}/{v.id}": v
+        for number, result in run.earlier().items()
+        if number < run.number
+        for v in result.verdicts
+    }
+    panel = Panel(TITLE, controls_of(own | before), Browser(run.folder, own | before, len(own)), is_live(run))
     panel.display()
     return panel
 
@@ -51,7 +55,7 @@ def browse(folder: Path | str) -> Panel:
     """
     folder = Path(folder)
     named = read_verdicts(folder)
-    panel = Panel(TITLE, controls_of(named), Browser(folder, named), is_live())
+    panel = Panel(TITLE, controls_of(named), Browser(folder, named, len(named)), is_live())
     panel.display()
     return panel
 
@@ -83,36 +87,46 @@ def controls_of(named: dict[str, Verdict]) -> list[Control]:
 
 
 class Browser:
-    """The view for a chosen verdict; every line is looked up once and kept."""
+    """The view for a chosen verdict, or over the first `own` of them; every file is read once and kept."""
 
-    def __init__(self, folder: Path, named: dict[str, Verdict]) -> None:
-        self.folder, self.named = folder, named
+    def __init__(self, folder: Path, named: dict[str, Verdict], own: int) -> None:
+        self.folder, self.named, self.own = folder, named, own
         self._files: dict[str, list[str] | None] = {}
 
     def __call__(self, values: Values) -> View:
-        rows = [row for key in self.named for row in self.rows(key)]
-        counts = Counter(row["now"] for row in rows)
+        own = list(self.named)[: self.own]
+        counts = Counter(self.now(piece) for key in own for piece in self.named[key].evidence)
         chart = evidence_by_verdict(
             {name: counts[name] for name in (STANDS, WHOLE, MOVED, MISSING) if counts[name]},
-            [verdict.status for verdict in self.named.values()],
+            [self.named[key].status for key in own],
         )
-        total = f"{len(self.named)} verdicts stand on {len(rows)} pieces of evidence: {counts[STANDS]} lines stand as quoted"
+        total = (
+            f"{len(own)} verdicts stand on {counts.total()} pieces of evidence: {counts[STANDS]} lines stand as quoted"
+        )
         others = ((WHOLE, "are whole files"), (MOVED, "say something else"), (MISSING, "are not there"))
         total += "".join(f", {counts[name]} {what}" for name, what in others if counts[name])
         key = values["verdict"]
-        if key not in self.named:
-            listed = table(rows, COLUMNS, caption="Verdict, rule, raw line", empty="no verdict has evidence")
-            return View(f"{total}.", (listed,), chart)
-        return View(f"{self.sentence(key, values['piece'])} In all, {total}.", self.tables(key, values["piece"]), chart)
+        if key in self.named:
+            sentence = f"{self.sentence(key, values['piece'])} In all, {total}."
+            return View(sentence, self.tables(key, values["piece"]), chart)
+        rows = [self.row(key) for key in own]
+        return View(
+            f"{total}.", (table(rows, COLUMNS, caption="Verdict, rule, raw line", empty="no verdict yet"),), chart
+        )
 
-    def rows(self, key: str) -> list[dict[str, Any]]:
-        """One row for each piece of a verdict's evidence (one without any has one row, too)."""
+    def row(self, key: str) -> dict[str, Any]:
+        """One verdict in the list: its rule, the piece of its evidence that says most (a line before a file), and how all lie."""
         verdict = self.named[key]
-        common = {"verdict": key, "status": verdict.status, "rule": verdict.rule or "none named"}
-        found = [{**common, "raw line": piece, "now": self.now(piece)} for piece in verdict.evidence]
-        return found or [
-            {**common, "raw line": None, "now": "no evidence (" + shortened(verdict.reason, 80, "…") + ")"}
-        ]
+        pieces = sorted(verdict.evidence, key=lambda piece: (piece.line is None, piece.quote is None))
+        now = Counter(self.now(piece) for piece in pieces)
+        return {
+            "verdict": key,
+            "status": verdict.status,
+            "rule": verdict.rule or "none named",
+            "raw line": pieces[0] if pieces else None,
+            "pieces": len(pieces),
+            "now": ", ".join(f"{count} {name}" for name, count in now.items()) or "no evidence",
+        }
 
     def now(self, piece: Evidence) -> str:
         """Whether a piece of evidence lies where it was quoted, as far as its file still says so."""
@@ -153,7 +167,7 @@ class Browser:
         return tuple(made)
 
 
-COLUMNS = ("verdict", "status", "rule", "raw line", "now")
+COLUMNS = ("verdict", "status", "rule", "raw line", "pieces", "now")
 
 
 def _plain(text: str) -> str:

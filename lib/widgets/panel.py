@@ -186,7 +186,7 @@ def _box(made: Any, control: Control) -> Any:
         "description": control.label,
         "style": {"description_width": "13em"},
         "layout": made.Layout(width="46em"),
-        "description_tooltip": control.help or control.label,
+        "tooltip": control.help or control.label,
     }
     if control.kind == "choice":
         return made.Dropdown(options=list(control.options), value=control.value, **common)
