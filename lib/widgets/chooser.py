@@ -15,7 +15,7 @@ from lib.audit.rules import AuditReport, audit
 from lib.errors import BadInput, WorkbookError
 from lib.model.facts import Checkpoint
 from lib.report.tables import Table, table
-from lib.results import NotebookRun
+from lib.results import NotebookRun, ServerHandle
 from lib.server.flags import Gpu, Launch, check_arguments, known_versions, launch_argv, nearest_release
 from lib.server.redact import redact_object, redact_text
 from lib.widgets.panel import TEXT_CHARACTERS, Control, Panel, Values, View, is_live
@@ -39,10 +39,7 @@ def flag_chooser(run: NotebookRun) -> Panel:
     base = run.profile.server
     handle = run.server("chooser", strict=False)
     checkpoint, _ = checkpoint_of(run, handle)
-    try:
-        version = run.version(handle)
-    except WorkbookError:
-        version = known_versions()[-1]
+    version = _version(run, handle)
     own = dict(base.flags)
     typed = " ".join(_typed(name, value) for name, value in own.items() if name not in CHOSEN)
     environment = " ".join(f"{name}={shlex.quote(str(value))}" for name, value in base.environment.items())
@@ -56,6 +53,15 @@ def flag_chooser(run: NotebookRun) -> Panel:
     panel = Panel(TITLE, controls, shown, is_live(run))
     panel.display()
     return panel
+
+
+def _version(run: NotebookRun, handle: ServerHandle) -> str:
+    """The version that this notebook's launches had, else the configured one's, else the newest that is known."""
+    launched = run.launch_records()
+    try:
+        return launched[-1].sglang_version if launched else run.version(handle)
+    except WorkbookError:
+        return known_versions()[-1]
 
 
 def controls_of(version: str, flags: Mapping[str, Any], typed: str) -> list[Control]:

@@ -232,7 +232,7 @@ def play_browser(page: Page, tmp_path: Path) -> None:
     wait_for(lambda: "Rule: " in browser_.sentence() and browser_.sentence() != before, 20, browser_.sentence)
     assert "The raw line, marked >" in browser_.text() or "no evidence" in browser_.sentence()
     sentence = browser_.sentence()
-    is_whole(page.saved(sentence[:40].replace('"', '\\"')), tmp_path, "evidence_browser", sentence)
+    is_whole(page.saved(sentence[:40]), tmp_path, "evidence_browser", sentence)
 
 
 @pytest.mark.parametrize("number", list(NOTEBOOKS))
