@@ -216,8 +216,9 @@ class ServerHandle:
 class NotebookRun:
     """What a notebook holds: its checked parameters, its servers, its measurements, its result."""
 
-    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool) -> None:
+    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool, batch: bool = False) -> None:
         self.number, self.params, self.folder, self.offline = number, params, folder, offline
+        self.batch = batch  # papermill runs it: nobody is there to move a control
         self.profile: Profile = self._load_profile()
         self.raw = folder / "raw" / number
         self.raw.mkdir(parents=True, exist_ok=True)
@@ -621,7 +622,8 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
         raise BadInput(
             f"a folder for results at {folder}", str(error), "free space, or choose another folder"
         ) from error
-    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
+    batch = bool(namespace.get("PAPERMILL_OUTPUT_PATH") or _papermill_output())
+    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1", batch=batch)
     OPEN[:] = [run]
     return run
 
