@@ -16,9 +16,9 @@ SCHEMA_VERSION = 1
 
 
 class Record(BaseModel):
-    """Base of all records: frozen, and unknown fields are an error."""
+    """Base of all records: frozen, and unknown fields are an error. A record's validator is built at its first use."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", defer_build=True)
 
 
 class Status(StrEnum):
