@@ -31,6 +31,7 @@ from tqdm import tqdm
 
 from lib.errors import BadInput, Busy, NotStopped, WorkbookError
 from lib.hosts import local
+from lib.migrations import NewerVersion, notebook_result, run_result, up_to_date
 from lib.params import NOTEBOOKS, ROOT, load_notebook
 from lib.records import NotebookResult, NotebookState, RunResult, Status
 from lib.results import new_run_id, outputs_root, run_folders
@@ -332,16 +333,16 @@ def read_run(folder: Path) -> RunResult:
         BadInput: there is none, or it is not valid.
     """
     try:
-        return RunResult.model_validate_json((folder / "result.json").read_text())
-    except (OSError, ValidationError) as error:
+        return run_result((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
         raise BadInput(f"a run's result.json in {folder}", str(error).splitlines()[0]) from error
 
 
 def read_result(file: Path) -> NotebookResult | None:
     """A notebook's result, or None if there is no valid one."""
     try:
-        return NotebookResult.model_validate_json(file.read_text())
-    except (OSError, ValidationError):
+        return notebook_result(file.read_text())
+    except (OSError, ValueError, NewerVersion):
         return None
 
 
@@ -349,9 +350,11 @@ def _invalid_result(file: Path) -> str | None:
     if not file.exists():
         return f"the notebook ran to its end but left no {file.name}"
     try:
-        NotebookResult.model_validate_json(file.read_text())
+        notebook_result(file.read_text())
     except ValidationError as error:
         return f"{file.name} is not valid: {error.error_count()} faults, first: {error.errors()[0]['msg']}"
+    except ValueError as error:
+        return f"{file.name} is not JSON: {error}"
     return None
 
 
@@ -486,13 +489,14 @@ def _numbers(only: Sequence[str] | None) -> list[str]:
 def find_run(run_id: str) -> Path:
     """The folder of a run, by its folder, its id, or `latest`; BadInput names the latest runs if there is none."""
     runs = sorted(run_folders(outputs_root()), key=lambda f: (f / "result.json").stat().st_mtime)
-    if run_id == "latest" and runs:
-        return runs[-1]
     direct = Path(run_id)
-    if (direct / "result.json").is_file():
-        return direct.resolve()
     matching = [f for f in runs if f.name == run_id]
+    if run_id == "latest" and runs:
+        matching = runs[-1:]
+    elif (direct / "result.json").is_file():
+        matching = [direct.resolve()]
     if len(matching) == 1:
+        _refuse_newer(matching[0])
         return matching[0]
     known = ", ".join(f"{f.parent.name}/{f.name}" for f in runs[-3:]) or "none yet"
     raise BadInput(
@@ -500,6 +504,21 @@ def find_run(run_id: str) -> Path:
         f"{len(matching)} of that name; latest runs: {known}",
         "give its folder or id",
     )
+
+
+def _refuse_newer(folder: Path) -> None:
+    """Refuses a run that a newer workbook wrote; what is unreadable otherwise is said by what reads it.
+
+    Raises:
+        NewerVersion: names the file.
+    """
+    for file in sorted(folder.glob("*result.json")):
+        with contextlib.suppress(OSError, json.JSONDecodeError, UnicodeDecodeError):
+            data = json.loads(file.read_text())
+            try:
+                up_to_date(data, "run" if file.name == "result.json" else "notebook")
+            except NewerVersion as error:
+                raise NewerVersion(f"{folder.name}/{file.name} is {error.expected}", error.found, error.do) from None
 
 
 def _failed_verdicts(folder: Path) -> bool:
