@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import importlib.util
 import os
 import re
@@ -190,6 +191,15 @@ class FolderStore:
             ) from error
 
 
+@functools.lru_cache(maxsize=4)
+def _s3_client(_environment: tuple[tuple[str, str], ...]) -> Any:
+    """One client for one state of the environment: making it takes half a second."""
+    import boto3
+
+    # papermill's own variable for the endpoint; boto3 itself reads AWS_ENDPOINT_URL
+    return boto3.session.Session().client("s3", endpoint_url=os.environ.get("BOTO3_ENDPOINT_URL"))
+
+
 class S3Store:
     """Objects below s3://BUCKET/PREFIX, by boto3's default chain of credentials and endpoints."""
 
@@ -198,19 +208,12 @@ class S3Store:
         self.url = url.rstrip("/")
         self.bucket = parts.netloc
         self.prefix = f"{parts.path.strip('/')}/" if parts.path.strip("/") else ""
-        self._client: Any = None
 
     @property
     def client(self) -> Any:
-        """boto3's client, made at the first use."""
-        if self._client is None:
-            import boto3
-
-            with self._clear(""):
-                # papermill's own variable for the endpoint; boto3 itself reads AWS_ENDPOINT_URL
-                endpoint = os.environ.get("BOTO3_ENDPOINT_URL")
-                self._client = boto3.session.Session().client("s3", endpoint_url=endpoint)
-        return self._client
+        """boto3's client for what the environment says now."""
+        with self._clear(""):
+            return _s3_client(tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(("AWS_", "BOTO3_")))))
 
     def put(self, path: str, data: bytes) -> None:
         with self._clear(path):
@@ -250,9 +253,16 @@ class S3Store:
         return sorted(found)
 
     def copy(self, source: str, target: str) -> None:
+        from botocore.exceptions import ClientError
+
         with self._clear(source):
             origin = {"Bucket": self.bucket, "Key": self.prefix + source}
-            self.client.copy(origin, self.bucket, self.prefix + target)  # in parts above 5 GB
+            try:
+                self.client.copy_object(CopySource=origin, Bucket=self.bucket, Key=self.prefix + target)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") not in ("InvalidRequest", "EntityTooLarge"):
+                    raise
+                self.client.copy(origin, self.bucket, self.prefix + target)  # in parts: above 5 GB one request can't
 
     def upload(self, file: Path, path: str) -> None:
         with self._clear(path):
