@@ -133,6 +133,10 @@ class Session:
 
     def _begin(self, plan: CellPlan) -> None:
         files = self.files[plan.cell.id]
+        if plan.todo and plan.run_id not in self.ledger.runs().get(plan.cell.id, {}):
+            self.ledger.add(
+                ended(plan.todo[0], "began")
+            )  # so that a run which is cut off in its first task is found again
         for taken in plan.taken:
             record = attempts.take_over(self.store, taken, plan.cell.id, plan.run_id)
             self.ledger.add(record)

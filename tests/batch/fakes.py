@@ -102,7 +102,9 @@ class FakeEngine:
             files[f"{task.number}.result.json"] = result(task, status).model_dump_json().encode()
         for path, data in files.items():
             store.put(f"{home}/{path}", data)
-        record = ended(task, "failed" if fate == "failed" else "done", "cell 3: boom" if fate == "failed" else None, name)
+        record = ended(
+            task, "failed" if fate == "failed" else "done", "cell 3: boom" if fate == "failed" else None, name
+        )
         record = record.model_copy(
             update={
                 "identity": task.identity,
