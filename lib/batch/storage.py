@@ -1,8 +1,9 @@
 """Where runs are kept: a folder, or an object store by its URL (s3://, gs://, abs://, adl://, hdfs://).
 
 Schemes, packages and credentials are papermill's: `pip install 'papermill[s3]'` and what its clients read from the environment
-(AWS_PROFILE, AWS_ENDPOINT_URL ...). s3:// goes through boto3 byte by byte; for the others papermill's own handlers carry text,
-so a file that is no UTF-8 is kept as base64 under `NAME.b64`. Every object is written whole, or not at all.
+(AWS_PROFILE, AWS_ENDPOINT_URL ...). s3:// goes through boto3, byte by byte. For the others papermill's own handlers carry text,
+and some of them read it line by line: what people open there is kept as it is, all evidence as base64 in `NAME.b64`. Every object
+is written whole, or not at all.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ EXTRAS = {
 
 #: A file that `write_atomic` has not renamed yet.
 _TEMPORARY = re.compile(r"^\..+\.[a-z0-9_]{8}$")
+
+
+#: What a store of text keeps as text; a line's end may change in it, which changes no notebook, record or page.
+READ_BY_PEOPLE = (".ipynb", ".json", ".html")
 
 
 class StoreError(WorkbookError):
@@ -289,7 +294,7 @@ class S3Store:
 
 
 class HandlerStore:
-    """Any other store that papermill has a handler for: text as it is, other bytes as base64 beside their name."""
+    """Any other store that papermill has a handler for: notebooks, records and pages as text, the rest as base64."""
 
     def __init__(self, url: str, handler: Any = None) -> None:
         self.url = url.rstrip("/")
@@ -305,10 +310,14 @@ class HandlerStore:
         return self._handler
 
     def put(self, path: str, data: bytes) -> None:
+        text = None
+        if path.endswith(READ_BY_PEOPLE):
+            with contextlib.suppress(UnicodeDecodeError):
+                text = data.decode("utf-8")
         with self._clear(path):
-            try:
-                self.handler.write(data.decode("utf-8"), f"{self.url}/{path}")
-            except UnicodeDecodeError:
+            if text is not None:
+                self.handler.write(text, f"{self.url}/{path}")
+            else:
                 self.handler.write(base64.b64encode(data).decode(), f"{self.url}/{path}.b64")
 
     def put_new(self, path: str, data: bytes) -> bool:
@@ -322,7 +331,7 @@ class HandlerStore:
     def get(self, path: str) -> bytes | None:
         folder, _, name = path.rpartition("/")
         there = self._listed(folder)
-        found = next((n for n in (name, f"{name}.b64") if n in there), None)
+        found = next((n for n in (f"{name}.b64", name) if n in there), None)
         if found is None:
             return None
         with self._clear(path):
@@ -358,8 +367,6 @@ class HandlerStore:
     def _clear(self, path: str) -> Iterator[None]:
         try:
             yield
-        except UnicodeDecodeError:
-            raise
         except Exception as error:  # noqa: BLE001  (four clients with an exception tree each)
             raise StoreError(
                 f"{self.url}/{path} can be read and written",
