@@ -400,6 +400,9 @@ def run(
     profile = _absolute(profile)
     if folder:
         earlier = read_run(folder)
+        if (folder / "cell.json").exists():
+            found = f"{folder.parent.name} is a cell of a matrix"
+            raise BadInput("--resume of a profile's run", found, "run its matrix again: it goes on by what is done")
         profile = earlier.profile
         only = earlier.selected if only is None else only
     numbers = _numbers(only)

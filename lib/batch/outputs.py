@@ -43,15 +43,9 @@ class RunFiles:
         self.folder = here / cell.id / run_id
         self.root = here
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
-        self.errors: dict[str, str] = {}
         self.files: dict[str, int] = {}
         self.written = False
         self.started = _now()
-        with contextlib.suppress(ValueError, NewerVersion):
-            if (data := store.get(f"{cell.id}/{run_id}/result.json")) is not None:
-                earlier = run_result(data)
-                self.started = earlier.started
-                self.states.update({state.notebook: state for state in earlier.notebooks if state.state != "running"})
 
     def put(self, record: TaskRecord) -> None:
         """Takes in how a task of this run ended."""
@@ -107,6 +101,10 @@ class RunFiles:
 
     def write_index(self, state: str) -> RunResult:
         """Writes result.json; every file that it names is there already."""
+        if not self.written:
+            with contextlib.suppress(ValueError, NewerVersion):
+                if (earlier := self.store.get(f"{self.cell.id}/{self.run_id}/result.json")) is not None:
+                    self.started = run_result(earlier).started
         made = self.index(state)
         data = made.model_dump_json(indent=1).encode()
         if not self.written:

@@ -167,15 +167,16 @@ class FolderStore:
                 return []
 
     def copy(self, source: str, target: str) -> None:
-        """A hard link where the file system has them: raw files are never rewritten, so both names stay right."""
+        """Raw files by a hard link where the file system has them: nobody rewrites those, so both names stay right."""
         with self._clear(target):
             place = self.folder / target
             place.parent.mkdir(parents=True, exist_ok=True)
             place.unlink(missing_ok=True)
-            try:
-                place.hardlink_to(self.folder / source)
-            except OSError:
-                shutil.copy2(self.folder / source, place)
+            if "raw" in Path(target).parts:  # anything else a rebuild may write in its place
+                with contextlib.suppress(OSError):
+                    place.hardlink_to(self.folder / source)
+                    return
+            shutil.copy2(self.folder / source, place)
 
     def upload(self, file: Path, path: str) -> None:
         self.put(path, file.read_bytes())
