@@ -159,7 +159,7 @@ class Session:
         if event.state == "started":
             self._set(task.cell, task.number, state="running", host=event.host, since=time.time(), text="")
         else:
-            self._set(task.cell, task.number, text=event.text[3:103])
+            self._set(task.cell, task.number, text=event.text[:100])
         self._show(now=event.state == "started")
 
     def _take(self, record: TaskRecord) -> None:
