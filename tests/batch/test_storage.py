@@ -10,7 +10,8 @@ import pytest
 from papermill.iorw import LocalHandler
 
 from lib.batch import storage
-from lib.batch.storage import FolderStore, HandlerStore, S3Store, StoreError, store_of
+from lib.batch.object_stores import HandlerStore, S3Store
+from lib.batch.storage import FolderStore, StoreError, store_of
 from lib.errors import BadInput
 from tests.batch.s3_server import SECRET
 
