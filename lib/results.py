@@ -45,6 +45,7 @@ from lib.errors import (
 )
 from lib.hosts import local
 from lib.hosts.local import ProcessId
+from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.params import (
@@ -595,7 +596,7 @@ class NotebookRun:
         for number in NOTEBOOKS:
             file = self.folder / f"{number}.result.json"
             if file.exists() and number != self.number:
-                found[number] = NotebookResult.model_validate_json(file.read_text())
+                found[number] = notebook_result(file.read_text())
         return found
 
 
