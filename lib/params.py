@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -69,6 +70,9 @@ class HostParams(_Params):
     sudo: bool = Field(default=True, description="use `sudo -n` for what takes root (owners of ports, logs of others)")
     load_client: Literal["host", "here"] = Field(
         default="host", description="where load is sent from: beside the server, or here through a forwarded port"
+    )
+    silence_s: float = Field(
+        default=60.0, ge=5, description="a launched server ends by itself so long after the last word from here"
     )
     client_python: str | None = Field(
         default=None, description="an interpreter there, 3.11 or newer, for the load client; None: server.python, else python"
@@ -455,12 +459,13 @@ MODELS: dict[str, type[NotebookParams]] = {
 
 
 def profile_folder(profile: str) -> Path:
-    """Folder of a profile: a name under params/, or a folder anywhere.
+    """Folder of a profile: a name under params/ or under WORKBOOK_PROFILES (cells of a matrix), or a folder anywhere.
 
     Raises:
         BadParams: there is none; names the known ones.
     """
-    for folder in (ROOT / "params" / profile, Path(profile)):
+    made = os.environ.get("WORKBOOK_PROFILES")
+    for folder in (ROOT / "params" / profile, *([Path(made) / profile] if made else []), Path(profile)):
         if (folder / "profile.yaml").is_file():
             return folder
     known = sorted(p.parent.name for p in (ROOT / "params").glob("*/profile.yaml"))

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from lib.errors import NotMeasured
+from lib.hosts.base import LocalHost
 from lib.load import bench_forecast, benchmark
 from lib.model.checkpoint import checkpoint_from_configs
-from lib.params import BenchmarkParams
+from lib.params import BenchmarkParams, HostParams
+from lib.server.remote import Place
 from tests.conftest import TINY
 from tests.model.checkpoint_files import ORIGIN, SMOLLM2
 from tests.model.test_roofline import TOPO_8
@@ -39,6 +41,7 @@ class Run:
     """As much of a notebook's run as a forecast asks for, from given records."""
 
     offline = False
+    there: dict[str, Any] = {}
 
     def __init__(
         self, config: dict[str, Any] | None, host: dict[str, Any], records: dict[str, Any], **params: Any
@@ -237,6 +240,23 @@ def test_the_machine_is_measured_with_all_cores(tmp_path: Path) -> None:
         and found["flops_per_s"] > 1e8
         and "float32" in found["product"]
     )
+
+
+def test_another_machine_is_measured_there_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an interpreter of that host; one without numpy gives its reason and no number, never this machine's."""
+    with LocalHost() as host:
+        place = Place(host, HostParams())
+        monkeypatch.setattr(bench_forecast, "place_of", lambda _: place)
+        bench_forecast.measure_machine(tmp_path, {"kind": "ssh", "address": "x"}, sys.executable)
+        assert json.loads((tmp_path / "bandwidth.json").read_text())["read_bytes_per_s"] > 1e8
+        bare = tmp_path / "bare"
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -IS "$@"\n')
+        bare.chmod(0o755)
+        bench_forecast.measure_machine(tmp_path, {"kind": "ssh", "address": "x"}, str(bare))
+    found = json.loads((tmp_path / "bandwidth.json").read_text())
+    assert found["read_bytes_per_s"] is None and "numpy" in found["reason"]
+    made = predict(Run(SMOLLM2 | {"torch_dtype": "bfloat16"}, CPU, {"bandwidth": found, "tensors": SMOLLM2_TENSORS}), handle())
+    assert all(p.value is None for p in made.points if p.kind == "decode")
 
 
 @pytest.mark.parametrize("flags", [{"pp_size": 2}, {"dp_size": 4}, {"speculative_algorithm": "NEXTN"}, {"dtype": "float32"}])
