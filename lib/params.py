@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -235,6 +236,10 @@ class BenchmarkParams(NotebookParams):
     budget_s: float | None = Field(
         default=None, gt=0, description="no level begins later than this after the first, no depth after the first depth"
     )
+    bench_serving: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[], description="levels at which sglang.bench_serving sends the same requests to the same server beside this client"
+    )
+    bench_serving_repeats: int = Field(default=2, ge=1, description="of each pair; who goes first changes")
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
     gap_timeout_s: float = Field(
@@ -454,12 +459,13 @@ MODELS: dict[str, type[NotebookParams]] = {
 
 
 def profile_folder(profile: str) -> Path:
-    """Folder of a profile: a name under params/, or a folder anywhere.
+    """Folder of a profile: a name under params/ or under WORKBOOK_PROFILES (cells of a matrix), or a folder anywhere.
 
     Raises:
         BadParams: there is none; names the known ones.
     """
-    for folder in (ROOT / "params" / profile, Path(profile)):
+    made = os.environ.get("WORKBOOK_PROFILES")
+    for folder in (ROOT / "params" / profile, *([Path(made) / profile] if made else []), Path(profile)):
         if (folder / "profile.yaml").is_file():
             return folder
     known = sorted(p.parent.name for p in (ROOT / "params").glob("*/profile.yaml"))

@@ -45,6 +45,7 @@ from lib.errors import (
 )
 from lib.hosts import local
 from lib.hosts.local import ProcessId
+from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.params import (
@@ -81,6 +82,8 @@ from lib.server.spec import server_spec
 
 #: Folder below outputs/ with the examples that are committed.
 EXAMPLES = "examples"
+#: Where replays of packed runs go: copies, which are no runs either.
+REPLAYS = "replays"
 
 
 class Stamp(Record):
@@ -214,8 +217,9 @@ class ServerHandle:
 class NotebookRun:
     """What a notebook holds: its checked parameters, its servers, its measurements, its result."""
 
-    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool) -> None:
+    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool, batch: bool = False) -> None:
         self.number, self.params, self.folder, self.offline = number, params, folder, offline
+        self.batch = batch  # papermill runs it: nobody is there to move a control
         self.profile: Profile = self._load_profile()
         self.raw = folder / "raw" / number
         self.raw.mkdir(parents=True, exist_ok=True)
@@ -592,7 +596,7 @@ class NotebookRun:
         for number in NOTEBOOKS:
             file = self.folder / f"{number}.result.json"
             if file.exists() and number != self.number:
-                found[number] = NotebookResult.model_validate_json(file.read_text())
+                found[number] = notebook_result(file.read_text())
         return found
 
 
@@ -619,7 +623,8 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
         raise BadInput(
             f"a folder for results at {folder}", str(error), "free space, or choose another folder"
         ) from error
-    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
+    batch = bool(namespace.get("PAPERMILL_OUTPUT_PATH") or _papermill_output())
+    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1", batch=batch)
     OPEN[:] = [run]
     return run
 
@@ -651,8 +656,8 @@ def outputs_root() -> Path:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Folders of runs below an outputs folder, in no order; the committed examples are none, so nothing takes or prunes them."""
-    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name != EXAMPLES]
+    """Folders of runs below an outputs folder, in no order; committed examples and replays of them are none, and not pruned."""
+    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name not in (EXAMPLES, REPLAYS)]
 
 
 def new_run_id() -> str:

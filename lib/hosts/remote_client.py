@@ -259,7 +259,7 @@ class HostSender:
                         if order:
                             running.feed(order, end=False)
                 if progress and "facts" not in answer and "of" in answer:
-                    progress({key: answer[key] for key in ("done", "of", "in_flight")})
+                    progress(client.together([answer]))
 
 
 @contextlib.contextmanager

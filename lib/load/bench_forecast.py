@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import Field
 
+from lib.deploy import host_character
 from lib.errors import BadInput, HostError, HostTimeout, HostUnreachable, WorkbookError
 from lib.hosts import local
 from lib.hosts.base import Host
@@ -34,6 +35,7 @@ from lib.records import Record
 from lib.results import NotebookRun, ServerHandle
 from lib.server import gpu_state
 from lib.server.remote import place_of
+from lib.server.spec import resolve_python
 from lib.server.telemetry import read_topology
 from lib.server.telemetry_there import topology_there
 
@@ -161,6 +163,17 @@ def device_of(run: NotebookRun, server: ServerHandle) -> tuple[Device, list[str]
     return found, [f"{name} of {found.name!r} is not known (set it in params)" for name in missing]
 
 
+def copied_bytes_per_s(run: NotebookRun) -> float | None:
+    """What copies inside the slowest device moved, read and written, where notebook 01 of this run measured it; else None.
+
+    A ceiling is not lowered by it: a kernel that only reads may be faster than a copy.
+    """
+    file = run.raw.parent / "01" / "character" / "character.json"
+    if not file.is_file() or run.profile.host.remote:
+        return None
+    return host_character.device_bandwidth(json.loads(file.read_text(encoding="utf-8")))
+
+
 def _python_there(run: NotebookRun, server: ServerHandle) -> str:
     """An interpreter on another host that should have numpy: the server's own, where params name it."""
     host, own = run.profile.host, server.params.python
@@ -253,11 +266,14 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
     if server.tp_size < 2:
         return None, "one rank: no all-reduce"
     kind, why = None, ""
+    notes: list[str] = []
     read = run.measure("topology", None, write_topology, **run.there).json("topology.json")
     if read["text"]:
         try:
             topology = roofline.parse_topology(read["text"])
             ranks = server_ranks(server)
+            if apart := topology.apart(topology.gpus if ranks is None else ranks):
+                notes.append(f"spread over NUMA nodes: {apart}")
             # Which GPUs they are is not known (attached, or named by uuid): then the slowest connection of the host.
             kind = topology.worst(topology.gpus if ranks is None else ranks)
         except BadInput as error:
@@ -266,11 +282,35 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
         why = read["reason"]
     names = ", ".join(str(g.get("name")) for g in run.host().get("gpus") or [])
     link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s, names)
+    if params.allreduce_latency_s is None and params.interconnect_bytes_per_s is None:
+        link, not_measured = _measured(run, server, link)
+        notes += [not_measured] if not_measured else []
     known = [
         f"latency {link.latency_s * 1e6:.3g} us" if link.latency_s is not None else "latency unknown, counted as 0",
         f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "bandwidth unknown, counted as infinite",
     ]
-    return link, f"{link.kind}{f' ({why})' if why else ''}, {', '.join(known)}; {link.source}"
+    return link, "; ".join([f"{link.kind}{f' ({why})' if why else ''}, {', '.join(known)}", link.source, *notes])
+
+
+def _measured(run: NotebookRun, server: ServerHandle, link: Link) -> tuple[Link, str]:
+    """The link with this host's own all-reduce times over the server's GPUs (raw record `all-reduce`), or why it has none."""
+    if run.platform(server) == "cpu" or server.attached or run.profile.host.remote:
+        return link, "all-reduce not measured: it needs this host's own GPUs, and free ones"
+    gpus = server_ranks(server)
+    visible = ",".join(map(str, gpus)) if gpus is not None else server.params.environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        python = None if run.offline else str(resolve_python(server.params.python))
+        taken = run.measure(
+            "all-reduce", None, host_character.take_all_reduce, python=python, ranks=server.tp_size, visible=visible
+        )
+    except WorkbookError as error:
+        return link, f"all-reduce not measured: {error}"
+    read = taken.json("all_reduce.json")
+    found = roofline.measured_link(link, read.get("all_reduce") or [])
+    if found.measured:
+        return found, ""
+    wrong = any(not r.get("right") for r in read.get("all_reduce") or [])
+    return link, f"all-reduce: {'a sum was WRONG' if wrong else read.get('all_reduce_reason') or read.get('reason')}"
 
 
 def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, dict[str, str], str | None]:
@@ -285,6 +325,10 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         device, missing = device_of(run, server)
         inputs["device"] = f"{device.name}; {device.source}"
         inputs["read bandwidth"] = _words(device.bandwidth_bytes_per_s, 1e9, "GB/s")
+        if copied := copied_bytes_per_s(run):
+            inputs["copies inside a device, measured by 01 (shown beside the bound, which takes the line above)"] = (
+                _words(copied, 1e9, "GB/s")
+            )
         inputs["dense products"] = _words(device.flops_per_s, 1e12, "TFLOP/s")
         if device.bandwidth_bytes_per_s is None:
             raise BadInput("the bandwidth of this host's devices", "; ".join(missing))
