@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,25 @@ class Page:
         self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=60_000)
 
     def run_all(self) -> None:
-        """Run > Run All Cells."""
-        self.page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
-        self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
+        """Run > Run All Cells, until the first cell's prompt shows that it has begun; a question for the kernel is answered."""
+        first = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").first
+        for _ in range(4):
+            self.answer()
+            self.page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
+            self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                if re.search(r"[*\d]", first.inner_text()):
+                    return
+                self.answer()
+                self.page.wait_for_timeout(200)
+        raise AssertionError("nothing runs")
+
+    def answer(self) -> None:
+        """Says yes to a dialog (which kernel), where there is one."""
+        accept = self.page.locator("dialog.jp-Dialog button.jp-mod-accept")
+        if accept.count():
+            accept.first.click()
 
     def result(self, seconds: float) -> dict[str, Any]:
         """NN.result.json, when it is there."""
@@ -100,6 +117,7 @@ class Page:
 
     def sight(self) -> str:
         """What the page says last, for a test that waited in vain."""
+        self.page.screenshot(path=str(self.lab.outputs.parent / f"{self.number}.png"))
         return " | ".join(self.page.locator(".jp-OutputArea-output").all_inner_texts()[-6:])[-1500:]
 
     def cell(self, call: str) -> Widget:
