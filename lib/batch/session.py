@@ -38,8 +38,9 @@ class Session:
         self, name: str, cells: Sequence[Cell], left_out: Sequence[LeftOut], engine: Engine, outputs: str
     ) -> None:
         self.name, self.cells, self.left_out, self.engine = name, list(cells), list(left_out), engine
+        named = store_of(outputs)  # as it was written, so that a mistake in it is told as such
         self.outputs = outputs if is_url(outputs) else str(Path(outputs).resolve())
-        self.store = store_of(self.outputs)
+        self.store = named if is_url(outputs) else store_of(self.outputs)
         self.here = local_copy(self.store)
         self.view: View | None = None
         self.began = time.time()

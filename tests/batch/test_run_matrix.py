@@ -158,6 +158,7 @@ def test_mistakes_are_one_message(said: Said, tmp_path: Path) -> None:
         (("--matrix", "embeded"), ("embeded", "embedded")),
         (("--matrix", "embedded", "--profile", "embedded"), ("--profile",)),
         (("--matrix", "embedded", "--outputs", "ftp://x/y"), ("s3://",)),
+        (("--matrix", "embedded", "--outputs", "s3:/x/y"), ("s3://",)),
         (("--matrix", "embedded", "--only", "7"), ("--only",)),
         (("--plan",), ("--matrix",)),
     ):
