@@ -97,15 +97,12 @@ class Outputs:
         from IPython.display import display
 
         bundles = [{"text/html": view_html(view), "text/plain": view_text(view)}, _picture(view)]
-        words = {
-            "image/svg+xml": {"alt": bundles[1]["text/plain"]}
-        }  # nbconvert's own pages take their alt text from here
         if not self._handles:
-            self._handles = [display(bundle, raw=True, display_id=True, metadata=words) for bundle in bundles]
+            self._handles = [display(bundle, raw=True, display_id=True) for bundle in bundles]
         else:
             for handle, bundle, before in zip(self._handles, bundles, self._shown, strict=True):
                 if bundle != before:
-                    handle.update(bundle, raw=True, metadata=words)
+                    handle.update(bundle, raw=True)
         self._shown = tuple(bundles)
 
 

@@ -30,12 +30,12 @@ class Notebook:
     def __init__(self) -> None:
         self.bundles: list[dict[str, Any]] = []
 
-    def display(self, bundle: dict[str, Any], raw: bool, display_id: bool = False, metadata: Any = None) -> Any:
+    def display(self, bundle: dict[str, Any], raw: bool, display_id: bool = False) -> Any:
         assert raw
         self.bundles.append(bundle)
         place = len(self.bundles) - 1
 
-        def update(later: dict[str, Any], raw: bool, metadata: Any = None) -> None:
+        def update(later: dict[str, Any], raw: bool) -> None:
             assert raw
             self.bundles[place] = later
 
