@@ -132,9 +132,12 @@ class Page:
         """The notebook as Ctrl+S leaves it, with what the widget showed last."""
         self.page.locator('.lm-MenuBar-itemLabel:text-is("File")').click()
         self.page.locator('.lm-Menu-itemLabel:text-is("Save Notebook")').click()
-        wait_for(
-            lambda: text in self.file.read_text().replace('\\"', '"'), 20, lambda: f"{text!r} is not in the saved file"
-        )
+
+        def is_there() -> bool:
+            self.page.wait_for_timeout(100)  # requests are let through only while Playwright is listened to
+            return text in self.file.read_text().replace('\\"', '"')
+
+        wait_for(is_there, 20, lambda: f"{text!r} is not in the saved file")
         return nbformat.read(self.file, 4)
 
 
