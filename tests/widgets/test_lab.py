@@ -238,6 +238,7 @@ def play_02(page: Page, tmp_path: Path) -> None:
 def stop_03(page: Page) -> None:
     """Throughput and latency come while the first level runs; stop is pressed."""
     panel = page.cell("live_panel")
+    panel.cell.locator("p.reading").wait_for(timeout=60_000)
     wait_for(
         lambda: re.search(r"[1-9]\d* of 400 requests, 1 in flight, [\d.]+ tok/s so far", panel.sentence()),
         60,
