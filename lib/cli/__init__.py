@@ -42,14 +42,18 @@ class Parser(argparse.ArgumentParser):
         super().error(redact_text(message, find_secrets(self._given)))
 
 
-def build_parser() -> Parser:
-    """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_')."""
+def build_parser(only: str | None = None) -> Parser:
+    """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_').
+
+    Args:
+        only: import no other subcommand than this one, if there is one of that name: most of a short command's time is imports.
+    """
     description = "Run and read LLM servers, with evidence for every number."
     parser = Parser(prog="workbook", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-    for info in sorted(pkgutil.iter_modules(__path__), key=lambda m: m.name):
-        if not info.name.startswith("_"):
-            importlib.import_module(f"{__name__}.{info.name}").add_parser(subparsers)
+    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
+    for name in [n for n in names if n.replace("_", "-") == only] or names:
+        importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
     return parser
 
 
@@ -81,7 +85,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command(given: list[str]) -> int:
-    args = build_parser().parse_args(given)
+    args = build_parser(given[0] if given else None).parse_args(given)
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):  # end like Ctrl-C: nothing is left running
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup

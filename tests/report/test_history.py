@@ -16,7 +16,8 @@ import pytest
 from lib.params import ROOT
 from lib.records import Status
 from lib.report import history
-from lib.report.history_page import history_html, results_table
+from lib.report.history_page import history_html
+from lib.report.history_tables import results_table
 from tests.report import made_run
 
 
