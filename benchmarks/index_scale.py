@@ -22,12 +22,12 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from lib.records import Evidence, Measured, NotebookResult, NotebookState, Provenance, RunResult, Status, Verdict
 from lib.report import history
 
+ROOT = Path(__file__).resolve().parents[1]
 AT = "2026-01-01T{:02}:{:02}:{:02}+00:00"
 
 
