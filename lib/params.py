@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -451,12 +452,13 @@ MODELS: dict[str, type[NotebookParams]] = {
 
 
 def profile_folder(profile: str) -> Path:
-    """Folder of a profile: a name under params/, or a folder anywhere.
+    """Folder of a profile: a name under params/ or under WORKBOOK_PROFILES (cells of a matrix), or a folder anywhere.
 
     Raises:
         BadParams: there is none; names the known ones.
     """
-    for folder in (ROOT / "params" / profile, Path(profile)):
+    made = os.environ.get("WORKBOOK_PROFILES")
+    for folder in (ROOT / "params" / profile, *([Path(made) / profile] if made else []), Path(profile)):
         if (folder / "profile.yaml").is_file():
             return folder
     known = sorted(p.parent.name for p in (ROOT / "params").glob("*/profile.yaml"))

@@ -12,13 +12,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCHEMA_VERSION = 1
+#: A new form of NotebookResult or RunResult is a new version, with a step in lib/migrations.py.
+SCHEMA_VERSION = 2
 
 
 class Record(BaseModel):
-    """Base of all records: frozen, and unknown fields are an error."""
+    """Base of all records: frozen, and unknown fields are an error. A record's validator is built at its first use."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", defer_build=True)
 
 
 class Status(StrEnum):
@@ -180,7 +181,7 @@ class Provenance(Record):
 class NotebookResult(Record):
     """What one notebook writes as NN.result.json; a run whose notebook leaves none has failed."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
     notebook: str
     title: str
     question: str
@@ -209,12 +210,15 @@ class NotebookState(Record):
     html: str | None = None
     ipynb: str | None = None
     seconds: float | None = None
+    taken_from: str | None = Field(
+        default=None, description="CELL/RUN of the earlier run that measured it, where this run took it over unchanged"
+    )
 
 
 class RunResult(Record):
     """result.json of a run: the index over its notebooks."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int = Field(default=SCHEMA_VERSION, ge=SCHEMA_VERSION, le=SCHEMA_VERSION)
     run_id: str
     profile: str
     started: str

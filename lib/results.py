@@ -36,6 +36,7 @@ from lib import __version__
 from lib.errors import BadInput, IdentityError, NotMeasured, ServerDied, ServerError, WorkbookError
 from lib.hosts import local
 from lib.hosts.local import ProcessId
+from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.outputs import EXAMPLES, new_run_id, outputs_root, run_folders  # noqa: F401  (they were here; others import them)
@@ -574,7 +575,7 @@ class NotebookRun:
         for number in NOTEBOOKS:
             file = self.folder / f"{number}.result.json"
             if file.exists() and number != self.number:
-                found[number] = NotebookResult.model_validate_json(file.read_text())
+                found[number] = notebook_result(file.read_text())
         return found
 
 

@@ -18,11 +18,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 from pydantic import ValidationError
@@ -30,6 +31,7 @@ from tqdm import tqdm
 
 from lib.errors import BadInput, Busy, NotStopped, WorkbookError
 from lib.hosts import local
+from lib.migrations import NewerVersion, notebook_result, run_result, up_to_date
 from lib.params import NOTEBOOKS, ROOT, load_notebook
 from lib.records import NotebookResult, NotebookState, RunResult, Status
 from lib.results import new_run_id, outputs_root, run_folders
@@ -65,8 +67,25 @@ def only_run(root: Path, profile: str) -> Iterator[None]:
 class Chain:
     """One run: its folder, its notebooks, its index."""
 
-    def __init__(self, profile: str, folder: Path, offline: bool = False) -> None:
+    def __init__(
+        self,
+        profile: str,
+        folder: Path,
+        offline: bool = False,
+        line: Callable[[str], ProgressLine] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Opens a run's folder, or the run that is in it.
+
+        Args:
+            profile: a name under params/ (or under WORKBOOK_PROFILES of `environment`), or a folder.
+            folder: of the run.
+            offline: derive everything from raw records; nothing is launched.
+            line: makes the line of progress of a notebook from its title; None: one on standard error.
+            environment: variables for the notebooks' processes.
+        """
         self.profile, self.folder, self.offline = profile, folder, offline
+        self.line, self.environment = line or TerminalLine, dict(environment or {})
         self.started = _now()
         self.selected: list[str] = []
         self.earlier_s = 0.0
@@ -92,11 +111,9 @@ class Chain:
         self.selected = [n for n in NOTEBOOKS if n in {*self.selected, *numbers}]
         self._index("running", None)
         for place, number in enumerate(numbers, 1):
-            local.write_atomic(
-                self.folder / "params" / f"{number}.yaml", yaml.safe_dump(params[number], sort_keys=False)
-            )
+            title = f"[{place}/{len(numbers)}] {NOTEBOOKS[number]}"
             try:
-                self.states[number] = self._one(number, params[number], f"[{place}/{len(numbers)}] {NOTEBOOKS[number]}")
+                self.states[number] = self.notebook(number, params[number], title)
             except KeyboardInterrupt:
                 self.states[number] = NotebookState(
                     notebook=number, state="interrupted", error="interrupted by the user"
@@ -110,8 +127,14 @@ class Chain:
         self._site()
         return result
 
-    def _one(self, number: str, params: dict[str, Any], title: str) -> NotebookState:
+    def notebook(self, number: str, params: dict[str, Any], title: str) -> NotebookState:
+        """Runs one notebook in the run's folder; the index and the pages are not touched.
+
+        Raises:
+            KeyboardInterrupt: after the notebook's child and every server of it are gone.
+        """
         began = time.monotonic()
+        local.write_atomic(self.folder / "params" / f"{number}.yaml", yaml.safe_dump(params, sort_keys=False))
         output = self.folder / f"{number}.ipynb"
         result_file = self.folder / f"{number}.result.json"
         kept = result_file.with_name(f"{number}.result.earlier.json")
@@ -119,6 +142,7 @@ class Chain:
             result_file.replace(kept)
         me = local.process_id(os.getpid())
         environment = {
+            **self.environment,
             "WORKBOOK_RUN_DIR": str(self.folder.resolve()),
             "WORKBOOK_OWNER": local.owner_token(me) if me else "",
             "WORKBOOK_OFFLINE": "1" if self.offline else "0",
@@ -155,7 +179,7 @@ class Chain:
     def _wait(self, child: Any, reader: Any, title: str) -> str | None:
         progress = self.folder / ".progress"
         progress.unlink(missing_ok=True)
-        line = _ProgressLine(title)
+        line = self.line(title)
         try:
             while child.is_alive():
                 child.join(0.3)
@@ -175,7 +199,8 @@ class Chain:
 
     def _end(self, child: Any) -> None:
         """Ends a notebook's child and waits until every server below the run's folder is gone."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        here = threading.current_thread() is threading.main_thread()  # signals are its own; a worker's thread gets none
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if here else ()
         previous = [signal.signal(n, signal.SIG_IGN) for n in numbers]  # a second Ctrl-C must not leave a server behind
         try:
             child.terminate()
@@ -214,7 +239,19 @@ class Chain:
         build_site(self.folder)
 
 
-class _ProgressLine:
+class ProgressLine(Protocol):
+    """Where a notebook's progress is shown."""
+
+    def show(self, text: str, now: bool = False) -> None:
+        """What is being done; called about three times a second, `now` for what must be seen."""
+        ...
+
+    def close(self) -> None:
+        """The notebook has ended."""
+        ...
+
+
+class TerminalLine:
     """One line that is rewritten on a terminal; elsewhere a new line at most every 30 s."""
 
     def __init__(self, title: str) -> None:
@@ -296,16 +333,16 @@ def read_run(folder: Path) -> RunResult:
         BadInput: there is none, or it is not valid.
     """
     try:
-        return RunResult.model_validate_json((folder / "result.json").read_text())
-    except (OSError, ValidationError) as error:
+        return run_result((folder / "result.json").read_text())
+    except (OSError, ValueError) as error:
         raise BadInput(f"a run's result.json in {folder}", str(error).splitlines()[0]) from error
 
 
 def read_result(file: Path) -> NotebookResult | None:
     """A notebook's result, or None if there is no valid one."""
     try:
-        return NotebookResult.model_validate_json(file.read_text())
-    except (OSError, ValidationError):
+        return notebook_result(file.read_text())
+    except (OSError, ValueError, NewerVersion):
         return None
 
 
@@ -313,9 +350,11 @@ def _invalid_result(file: Path) -> str | None:
     if not file.exists():
         return f"the notebook ran to its end but left no {file.name}"
     try:
-        NotebookResult.model_validate_json(file.read_text())
+        notebook_result(file.read_text())
     except ValidationError as error:
         return f"{file.name} is not valid: {error.error_count()} faults, first: {error.errors()[0]['msg']}"
+    except ValueError as error:
+        return f"{file.name} is not JSON: {error}"
     return None
 
 
@@ -450,13 +489,14 @@ def _numbers(only: Sequence[str] | None) -> list[str]:
 def find_run(run_id: str) -> Path:
     """The folder of a run, by its folder, its id, or `latest`; BadInput names the latest runs if there is none."""
     runs = sorted(run_folders(outputs_root()), key=lambda f: (f / "result.json").stat().st_mtime)
-    if run_id == "latest" and runs:
-        return runs[-1]
     direct = Path(run_id)
-    if (direct / "result.json").is_file():
-        return direct.resolve()
     matching = [f for f in runs if f.name == run_id]
+    if run_id == "latest" and runs:
+        matching = runs[-1:]
+    elif (direct / "result.json").is_file():
+        matching = [direct.resolve()]
     if len(matching) == 1:
+        _refuse_newer(matching[0])
         return matching[0]
     known = ", ".join(f"{f.parent.name}/{f.name}" for f in runs[-3:]) or "none yet"
     raise BadInput(
@@ -464,6 +504,21 @@ def find_run(run_id: str) -> Path:
         f"{len(matching)} of that name; latest runs: {known}",
         "give its folder or id",
     )
+
+
+def _refuse_newer(folder: Path) -> None:
+    """Refuses a run that a newer workbook wrote; what is unreadable otherwise is said by what reads it.
+
+    Raises:
+        NewerVersion: names the file.
+    """
+    for file in sorted(folder.glob("*result.json")):
+        with contextlib.suppress(OSError, json.JSONDecodeError, UnicodeDecodeError):
+            data = json.loads(file.read_text())
+            try:
+                up_to_date(data, "run" if file.name == "result.json" else "notebook")
+            except NewerVersion as error:
+                raise NewerVersion(f"{folder.name}/{file.name} is {error.expected}", error.found, error.do) from None
 
 
 def _failed_verdicts(folder: Path) -> bool:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from distributed import Future
 from distributed.scheduler import KilledWorker
 
-from lib.batch import dask_worker
+from lib.batch import attempts, dask_worker
 from lib.batch.engine import Listener
 from lib.batch.hand_over import HandOver
-from lib.batch.tasks import Task, TaskEvent, TaskRecord
+from lib.batch.storage import store_of
+from lib.batch.tasks import Task, TaskEvent, TaskRecord, ended
 from lib.errors import HostError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Flow:
                 yield record
                 for task in self.hand_over.ended(record.key, record.state):
                     yield _record(task, "skipped", "a notebook that it reads did not end well")
-        self._name_duplicates()
+        self._drop_duplicates()
 
     def _look(self) -> None:
         """Which workers there are, every few seconds."""
@@ -149,13 +150,12 @@ class Flow:
             return None
         return _record(task, "failed", f"{type(error).__name__}: {error}"[:2000], going)
 
-    def _name_duplicates(self) -> None:
-        """Attempts of repeated tasks that were committed too late are dropped: nothing takes them, and one line says so."""
-        from lib.batch.storage import committed_attempts
-
+    def _drop_duplicates(self) -> None:
+        """Attempts of repeated tasks that were committed too late go; one line says so."""
         for task, record in self.repeated:
-            for other in committed_attempts(self.outputs, task.key):
+            for other in dask_worker.commits(self.outputs, task.key):
                 if other.attempt != record.attempt:
+                    attempts.discard(store_of(self.outputs), other)
                     sys.stderr.write(
                         f"dask: {task.cell} {task.number}: a late duplicate of {other.host} (attempt {other.attempt}) is dropped; "
                         f"in the record is attempt {record.attempt} of {record.host}\n"
@@ -180,7 +180,4 @@ class Flow:
 def _record(task: Task, state: str, why: str, going: Going | None = None) -> TaskRecord:
     """A record of a task of which no attempt gave one."""
     last = going.seen[-1] if going and going.seen else {}
-    return TaskRecord(
-        key=task.key, cell=task.cell, number=task.number, run_id=task.run_id, state=state, error=why,
-        attempt=last.get("attempt", ""), host=last.get("host", ""),
-    )  # fmt: skip
+    return ended(task, state, why, last.get("attempt", ""), last.get("host", ""))

@@ -21,8 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lib.batch import attempts
+from lib.batch.identity import identify
 from lib.batch.matrix import Cell
 from lib.batch.one_task import INTERRUPTED, MARK
+from lib.batch.storage import store_of
 from lib.batch.tasks import Task, TaskRecord
 from lib.errors import HostError
 from lib.params import ROOT
@@ -65,8 +68,6 @@ def running() -> list[str]:
 
 def identify_cells(cells: Sequence[str]) -> dict[str, str]:
     """By cell id the identity (JSON) of what this machine is and has for it; cells are JSON."""
-    from lib.batch.identity import identify
-
     return {(cell := Cell.model_validate_json(text)).id: identify(cell).model_dump_json() for text in cells}
 
 
@@ -98,7 +99,7 @@ def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
     def tell(event: str, said: str = "") -> None:
         worker.log_event(topic, {**base, "event": event, "text": said})
 
-    earlier = _committed(outputs, task.key, submission)
+    earlier = next((r for r in commits(outputs, task.key) if r.attempt.startswith(submission)), None)
     if earlier is not None:
         tell("taken over", earlier.attempt)
         return earlier.model_dump_json()
@@ -120,12 +121,11 @@ def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
     return record.model_dump_json()
 
 
-def _committed(outputs: str, key: str, submission: str) -> TaskRecord | None:
-    """A committed attempt of this submission: of an earlier try whose host was lost after its last act."""
-    from lib.batch.storage import committed
-
-    found = committed(outputs, key)
-    return found if found is not None and found.attempt.startswith(submission) else None
+def commits(outputs: str, key: str) -> list[TaskRecord]:
+    """Every attempt at a task that was committed and is in no run."""
+    store = store_of(outputs)
+    found = (attempts.read_commit(store, key, name) for name in store.children(f"{attempts.ATTEMPTS}/{key}"))
+    return [record for record in found if record is not None]
 
 
 @contextlib.contextmanager

@@ -252,6 +252,8 @@ def _check(profile: Mapping[str, Any], params: Mapping[str, Mapping[str, Any]]) 
     for number, keys in params.items():
         try:
             validated(MODELS[number], keys, f"{number}.yaml")
+            merged = {**profile, "server": _over(profile.get("server") or {}, keys.get("server") or {})}
+            refuse_secrets(validated(Profile, merged, f"{number}.yaml over profile.yaml").server, f"{number}.yaml")
         except BadParams as error:
             faults.append(f"{number}.yaml: {error.found}")
     if faults:

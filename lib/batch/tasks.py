@@ -1,13 +1,24 @@
-"""A task: one notebook of one cell, with the tasks that it needs and a key over all that its result depends on."""
+"""A task: one notebook of one cell, with the tasks that it needs and a key over all that its result depends on.
+
+    key = sha256(cell, notebook's code, lib as far as the notebook reaches it, parameters, profile, host, stack, model, needs' keys)
+
+So a changed parameter of notebook 03 gives 03 and 06 (which reads 03's result) other keys, and nothing else.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
 
-from lib.batch.matrix import Resources
+from lib.batch.matrix import Cell, Resources
 from lib.records import Record
+
+#: Keys of a profile that a person reads and nothing is measured by.
+ONLY_READ = ("title",)
 
 #: Notebooks whose results a notebook reads (`run.earlier()`): 06 speaks of all the others.
 READS: dict[str, tuple[str, ...]] = {"06": ("01", "02", "03", "04", "05")}
@@ -32,7 +43,8 @@ class Task(Record):
     resources: Resources
     profile: dict[str, Any]
     params: dict[str, Any]
-    identity: Identity
+    identity: Identity = Field(description="as planned: of this notebook")
+    parts: dict[str, str] = Field(default={}, description="hash of each thing that the key is made of, by what it is")
 
 
 class TaskRecord(Record):
@@ -52,6 +64,10 @@ class TaskRecord(Record):
     started: str | None = None
     ended: str | None = None
     seconds: float | None = None
+    parts: dict[str, str] = Field(default={}, description="as in the task")
+    taken_from: str | None = Field(
+        default=None, description="CELL/RUN_ID that this run took it over from; None: ran in this one"
+    )
     result_sha256: str | None = Field(default=None, description="of NN.result.json")
     files: dict[str, int] = Field(
         default={}, description="bytes of each file that belongs to it, by path in the run's folder"
@@ -65,3 +81,73 @@ class TaskEvent(Record):
     state: str = Field(description="started | progress")
     host: str = ""
     text: str = ""
+
+
+def task_key(cell: str, number: str, parts: Mapping[str, str]) -> str:
+    """The key of a task: sha256 over its cell, its notebook's number and its parts."""
+    return hashlib.sha256(json.dumps([cell, number, sorted(parts.items())]).encode()).hexdigest()
+
+
+def plan_tasks(
+    cell: Cell,
+    run_id: str,
+    identity: Identity,
+    code: Mapping[str, Mapping[str, str]],
+    only: Sequence[str] | None = None,
+) -> list[Task]:
+    """The tasks of a cell in order, each with its key.
+
+    Args:
+        cell: with the notebooks that it has parameters for.
+        run_id: of the run that they would belong to; no part of the key.
+        identity: what the cell's host is and has.
+        code: by number of the notebook: `notebook` and `lib`, hashes of what runs.
+        only: numbers that are wanted; what they read of others counts only where those are wanted too.
+    """
+    tasks: dict[str, Task] = {}
+    for number in cell.params if only is None else [n for n in cell.params if n in only]:
+        needs = {n: tasks[n].key for n in READS.get(number, ()) if n in tasks}
+        own = Identity(
+            host=identity.host, stack={number: identity.stack.get(number)}, model={number: identity.model.get(number)}
+        )
+        profile = {k: v for k, v in cell.profile.items() if k not in ONLY_READ}
+        parts = {
+            **code[number],
+            "parameters": digest(cell.params[number]),
+            "profile": digest(profile),
+            "host": digest(own.host),
+            "stack": digest(own.stack),
+            "model": digest(own.model),
+            "needs": digest(needs),
+        }
+        tasks[number] = Task(
+            key=task_key(cell.id, number, parts),
+            cell=cell.id,
+            number=number,
+            run_id=run_id,
+            needs=list(needs.values()),
+            resources=cell.resources,
+            profile=cell.profile,
+            params=cell.params[number],
+            identity=own,
+            parts=parts,
+        )
+    return list(tasks.values())
+
+
+def digest(value: Any) -> str:
+    """Hash of a value that JSON can hold; the order of keys does not count."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def ended(task: Task, state: str, error: str | None = None, attempt: str = "", host: str = "") -> TaskRecord:
+    """The record of a task that left no files: skipped, lost, interrupted."""
+    return TaskRecord(
+        key=task.key, cell=task.cell, number=task.number, run_id=task.run_id, state=state, error=error, attempt=attempt,
+        host=host, parts=task.parts,
+    )  # fmt: skip
+
+
+def what_changed(parts: Mapping[str, str], earlier: Mapping[str, str]) -> list[str]:
+    """Names of the parts that differ from an earlier record's: why a task runs again."""
+    return [name for name in parts if parts[name] != earlier.get(name)]

@@ -695,7 +695,7 @@ def _notes(level: metrics.Level, summary: dict[str, Measured], failed: dict[str,
         if unsent > after:
             why.append(f"{unsent - after}: {level.header['stopped']}")
         notes.append(f"{unsent} never sent ({'; '.join(why)})")
-    view = metrics.LevelView(level)
+    view = level.view
     if not isinstance(view.steady, str) and view.wall_s:
         begin, end = ((x - view.start_ns) / 1e9 for x in view.steady)
         notes.append(f"steady state from {begin:.2f} to {end:.2f} of {view.wall_s:.2f} s (ramp and drain cut off)")

@@ -32,6 +32,7 @@ from lib.load import metrics
 from lib.load.benchmark import build_workload
 from lib.load.client import read_level, run_level
 from lib.load.workloads import requests_per_level
+from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.model.memory import predict_pools
@@ -279,7 +280,7 @@ def read_measured(run: Path) -> RunMeasured:
     for number in SERVED_BY:
         file = run / f"{number}.result.json"
         if file.exists():
-            results[number] = NotebookResult.model_validate_json(file.read_text())
+            results[number] = notebook_result(file.read_text())
     having = [n for n in SERVED_BY if n in results and any(s.origin == "launched" for s in results[n].servers)]
     if not having:
         found = f"{run.name} has {', '.join(results) or 'none of them'}"

@@ -14,9 +14,10 @@ from lib.deploy.build import no_answer
 from lib.deploy.unit import ContainerSpec, UnitSpec, lint_unit, parse_unit, render_container_unit, render_unit
 from lib.errors import BadParams, WorkbookError
 from lib.hosts import local
+from lib.migrations import run_result
 from lib.model.quantization import resolve_kv_cache_dtype
 from lib.params import DeployParams, ServerParams
-from lib.records import Evidence, Measured, RunResult, Status, Verdict
+from lib.records import Evidence, Measured, Status, Verdict
 from lib.report.state import run_discoveries, state_markdown
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.answers import Answer
@@ -472,7 +473,7 @@ def notebook_states(run: NotebookRun) -> dict[str, str]:
     file = run.folder / "result.json"
     if not file.exists():
         return {}
-    index = RunResult.model_validate_json(file.read_text())
+    index = run_result(file.read_text())
     return {n.notebook: n.state for n in index.notebooks if n.notebook != run.number and n.notebook in index.selected}
 
 

@@ -253,7 +253,7 @@ class Comparison:
 
 def compare(level: metrics.Level, truth: Truth) -> Comparison:
     """The client's level held against the judge's truth, percentile by percentile."""
-    view = metrics.LevelView(level)
+    view = level.view
     if not view.ok or not truth.read_ns.size:
         raise BadInput("a level with answers to compare", str(metrics.failures(level)))
     shown_ttft, shown_gaps = view.column("ttft_s"), view.gaps[0]

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,23 @@ LAG_P99_FLOOR_S, LAG_P99_OF_GAP = 0.020, 1.00
 CALIBRATION_HEADROOM = 1.10
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Level:
-    """One level's raw record: its header, its requests, and where it was read from."""
+    """One level's raw record: its header, its requests, and where it was read from. Nobody changes it after reading."""
 
     header: dict[str, Any]
     requests: list[dict[str, Any]]
     path: str = ""
+
+    @cached_property
+    def view(self) -> LevelView:
+        """What several metrics need, computed once."""
+        return LevelView(self)
+
+    @cached_property
+    def summary(self) -> dict[str, Measured]:
+        """`level_summary`, computed once."""
+        return _summary(self)
 
 
 def level_from_lines(lines: Iterable[dict[str, Any]], path: str = "") -> Level:
@@ -71,7 +82,14 @@ def is_ok(record: dict[str, Any]) -> bool:
 
 def token_times_us(record: dict[str, Any]) -> list[int]:
     """Times of the events that carried tokens, in microseconds after sending."""
-    return [t for t, k in zip(record["t_us"], record["kinds"], strict=True) if k != "n"]
+    times: list[int] = record["t_us"]
+    kinds: str = record["kinds"]
+    if len(times) != len(kinds):
+        raise UnreadableFile("a kind for every event", f"{len(kinds)} kinds of {len(times)} events")
+    heads = kinds.rstrip("n")
+    if "n" not in heads:
+        return times[: len(heads)]
+    return [t for t, k in zip(times, kinds, strict=True) if k != "n"]
 
 
 def token_counts(record: dict[str, Any]) -> list[int] | None:
@@ -81,7 +99,6 @@ def token_counts(record: dict[str, Any]) -> list[int] | None:
     fewer (a closing token that has no text).
     """
     tokens = record["tokens"]
-    events = sum(k != "n" for k in record["kinds"])
     if tokens is not None:
         counts, held = [], 0
         for count, kind in zip(tokens, record["kinds"], strict=True):
@@ -93,6 +110,7 @@ def token_counts(record: dict[str, Any]) -> list[int] | None:
         if counts:
             counts[-1] += held
         return counts
+    events = len(record["kinds"]) - record["kinds"].count("n")
     total = (record["usage"] or {}).get("completion_tokens")
     return [1] * events if total is not None and events and 0 <= total - events <= 1 else None
 
@@ -105,7 +123,8 @@ def request_times(record: dict[str, Any]) -> dict[str, float | None]:
     total = (record["usage"] or {}).get("completion_tokens")
     first = counts[0] if counts else 1
     decode = (times[-1] - times[0]) / 1e6 if len(times) > 1 else None
-    content = next((t for t, k in zip(record["t_us"], record["kinds"], strict=True) if k == "c"), None)
+    at = record["kinds"].find("c")
+    content = record["t_us"][at] if at >= 0 else None
     rest = total - first if total is not None else None
     return {
         "send_lag_s": late,
@@ -148,32 +167,45 @@ class LevelView:
         return int(sum(t["output_tokens"] or 0 for t in self.times))
 
     @cached_property
+    def events(self) -> tuple[Array, NDArray[np.int64]]:
+        """Times of all token events in microseconds after their request was sent, and how many each request has."""
+        parts = [token_times_us(r) for r in self.ok]
+        sizes = np.array([len(p) for p in parts], dtype=np.int64)
+        return np.fromiter(chain.from_iterable(parts), dtype=np.float64, count=int(sizes.sum())), sizes
+
+    @cached_property
+    def counts(self) -> list[list[int] | None]:
+        """Tokens of each token event, by request; None where nothing says it."""
+        return [token_counts(r) for r in self.ok]
+
+    def _between(self) -> NDArray[np.bool_]:
+        """Of each event but the first of all: whether the one before it belongs to the same request."""
+        sizes = self.events[1]
+        inside = np.ones(max(int(sizes.sum()) - 1, 0), dtype=np.bool_)
+        first = np.cumsum(sizes)[:-1] - 1
+        inside[first[(first >= 0) & (first < inside.size)]] = False
+        return inside
+
+    @cached_property
     def gaps(self) -> tuple[Array, NDArray[np.int64]]:
         """All gaps between consecutive token events (seconds), and the request each belongs to."""
-        parts = [np.diff(np.array(token_times_us(r), dtype=np.float64)) / 1e6 for r in self.ok]
-        owners = [np.full(p.size, i, dtype=np.int64) for i, p in enumerate(parts)]
-        if not parts:
-            return np.empty(0), np.empty(0, dtype=np.int64)
-        return np.concatenate(parts), np.concatenate(owners)
+        times, sizes = self.events
+        owners = np.repeat(np.arange(sizes.size), np.maximum(sizes - 1, 0))
+        return np.diff(times)[self._between()] / 1e6, owners
 
     @cached_property
     def token_latencies(self) -> tuple[Array, NDArray[np.int64]] | str:
         """Gap over tokens of its event, once for each token; or the reason why it cannot be said."""
-        values, owners = [], []
-        for i, record in enumerate(self.ok):
-            counts = token_counts(record)
-            if counts is None:
-                return (
-                    "the server's events carry no token counts and are fewer than the tokens: "
-                    "use /generate, or ask for continuous usage"
-                )
-            gaps = np.diff(np.array(token_times_us(record), dtype=np.float64)) / 1e6
-            share = np.array(counts[1:], dtype=np.int64)
-            values.append(np.repeat(gaps / np.maximum(share, 1), share))
-            owners.append(np.full(values[-1].size, i, dtype=np.int64))
-        if not values:
-            return np.empty(0), np.empty(0, dtype=np.int64)
-        return np.concatenate(values), np.concatenate(owners)
+        if any(c is None for c in self.counts):
+            return (
+                "the server's events carry no token counts and are fewer than the tokens: "
+                "use /generate, or ask for continuous usage"
+            )
+        if all(r["tokens"] is None for r in self.ok):
+            return self.gaps  # one token an event
+        gaps, owners = self.gaps
+        share = np.array([n for c in self.counts if c for n in c[1:]], dtype=np.int64)
+        return np.repeat(gaps / np.maximum(share, 1), share), np.repeat(owners, share)
 
     @cached_property
     def steady(self) -> tuple[int, int] | str:
@@ -206,17 +238,19 @@ class LevelView:
         if isinstance(self.steady, str):
             return np.empty(0)
         start, end = self.steady
-        made = []
-        for record in self.ok:
-            times = np.array(token_times_us(record), dtype=np.float64) * 1e3 + record["sent_ns"]
-            inside = (times > start) & (times <= end)
-            counts = token_counts(record)
-            if counts is not None:
-                made.append(float(np.array(counts)[inside].sum()))
-            else:
-                # Events without counts: each stands for an equal part of the request's tokens.
-                made.append(float(inside.sum()) * record["usage"]["completion_tokens"] / max(times.size, 1))
-        return np.array(made)
+        times, sizes = self.events
+        owners = np.repeat(np.arange(sizes.size), sizes)
+        sent = np.array([r["sent_ns"] for r in self.ok], dtype=np.float64)
+        moments = times * 1e3 + sent[owners]
+        inside = ((moments > start) & (moments <= end)).astype(np.float64)
+        # Events without counts: each stands for an equal part of the request's tokens.
+        weights = [
+            c if c is not None else [r["usage"]["completion_tokens"] / max(n, 1)] * n
+            for c, r, n in zip(self.counts, self.ok, sizes.tolist(), strict=True)
+        ]
+        each = np.fromiter(chain.from_iterable(weights), dtype=np.float64, count=times.size)
+        made: Array = np.bincount(owners, weights=inside * each, minlength=sizes.size).astype(np.float64)
+        return made
 
     @cached_property
     def in_flight_mean(self) -> float | None:
@@ -320,7 +354,7 @@ def _accept_length(view: LevelView) -> Interval:
 def _tokens_per_chunk(view: LevelView) -> Interval:
     if not view.ok:
         return Interval(value=None, reason="no request succeeded")
-    return stats.bootstrap_ratio(view.column("output_tokens"), [float(len(token_times_us(r))) for r in view.ok])
+    return stats.bootstrap_ratio(view.column("output_tokens"), view.events[1].astype(np.float64))
 
 
 def cached_tokens(record: dict[str, Any]) -> int | None:
@@ -375,7 +409,8 @@ def _prefix_reuse(view: LevelView) -> Interval:
 
 
 def _usage_below_events(view: LevelView) -> Interval:
-    liars = sum((r["usage"] or {}).get("completion_tokens", 0) < len(token_times_us(r)) for r in view.ok)
+    told = [(r["usage"] or {}).get("completion_tokens", 0) for r in view.ok]
+    liars = sum(n < events for n, events in zip(told, view.events[1].tolist(), strict=True))
     return _number(liars if view.ok else None, "no request succeeded", len(view.ok))
 
 
@@ -406,7 +441,7 @@ def _worst(view: LevelView, pick: Callable[[dict[str, Any]], float | None]) -> I
 
 
 def _bundled(view: LevelView) -> Interval:
-    events = sum(len(token_times_us(r)) for r in view.ok)
+    events = int(view.events[1].sum())
     return _number(sum(r["bundled"] for r in view.ok) / events if events else None, "no token events", events)
 
 
@@ -638,7 +673,7 @@ class ClientVerdict:
 
 def client_verdict(level: Level) -> ClientVerdict:
     """Whether the client itself kept up, from its own lag and CPU, and whether a calibration covers this load."""
-    view = LevelView(level)
+    view = level.view
     reasons = []
     gaps = view.gaps[0]
     gap = float(np.median(gaps)) if gaps.size else 0.0
@@ -698,7 +733,11 @@ def level_summary(level: Level) -> dict[str, Measured]:
             type(level).__name__,
             "read it with lib.load.client.read_level(path), or call lib.load.client.level_summary(path)",
         )
-    view = LevelView(level)
+    return dict(level.summary)
+
+
+def _summary(level: Level) -> dict[str, Measured]:
+    view = level.view
     verdict = client_verdict(level)
     summary = {
         "client": Measured(value=verdict.status, n=len(level.requests), reason="; ".join(verdict.reasons) or None)
@@ -741,7 +780,7 @@ def _statistics(metric: Metric, made: Any) -> dict[str, Measured]:
 
 def origin_row(level: Level) -> dict[str, Measured]:
     """The origin's table row: C, aggregate tok/s, per-request tok/s, tokens, wall s, ok."""
-    view = LevelView(level)
+    view = level.view
     slots = level.header["load"]["concurrency"]
     return {
         "concurrency": Measured(value=slots, unit="requests", reason=None if slots else "open loop"),
@@ -760,7 +799,7 @@ def turn_rows(level: Level) -> list[dict[str, Any]]:
     rows = []
     for turn in turns:
         mine = [r for r in level.requests if r.get("turn") == turn]
-        view = LevelView(Level(level.header, mine, level.path))
+        view = Level(level.header, mine, level.path).view
         known = [(cached_tokens(r), reusable[r["i"]]) for r in view.ok if r["i"] in reusable]
         pairs = [(c, n) for c, n in known if c is not None]
         reuse = stats.bootstrap_ratio([c for c, _ in pairs], [n for _, n in pairs]) if pairs else None
@@ -791,7 +830,7 @@ def timeline(level: Level, bins: int = 20) -> list[dict[str, Any]]:
 
     What a ramp is read from: where tokens a second stop following the arrivals, or TTFT begins to grow.
     """
-    view = LevelView(level)
+    view = level.view
     if bins < 1:
         raise BadInput("at least one part", str(bins))
     if view.wall_s is None:
@@ -877,7 +916,7 @@ def goodput(
     given = {k: v for k, v in limits.items() if v is not None}
     if not given or any(v <= 0 for v in given.values()):
         raise BadInput("at least one positive limit", str(given))
-    view = LevelView(level)
+    view = level.view
     verdict = client_verdict(level)
     if verdict.status == "client_bound":
         none = Measured(value=None, reason="client_bound: " + "; ".join(verdict.reasons))

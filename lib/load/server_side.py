@@ -100,7 +100,7 @@ def rows(level: Level) -> list[dict[str, Any]]:
         if isinstance(side, dict) and side.get("problem"):
             why = side["problem"]
     deltas = _deltas(before, after)
-    view = metrics.LevelView(level)
+    view = level.view
     ok = len(view.ok)
     failed = len(level.requests) - ok
     cached = [c for c in map(metrics.cached_tokens, view.ok) if c is not None]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -143,12 +144,7 @@ def bootstrap_mean(values: Sequence[float] | Array, seed: int = 0) -> Interval:
     mean = float(array.mean())
     if array.size < MIN_UNITS:
         return Interval(value=mean, n=array.size, reason=f"no interval from {array.size} unit(s)")
-    generator = np.random.default_rng(seed)
-    replicates = np.concatenate([
-        array[generator.integers(0, array.size, (rows, array.size))].mean(axis=1)
-        for rows in _row_blocks(array.size)
-    ])
-    return _interval(mean, replicates, array.size)
+    return _interval(mean, _resampled_means(array, seed), array.size)
 
 
 def share_interval(hits: int, count: int) -> Interval:
@@ -193,23 +189,56 @@ def bootstrap_percentile(values: Sequence[float] | Array, q: float, seed: int = 
     if array.size < MIN_UNITS or (q != 50 and array.size < needed):
         few = f"no interval from {array.size} unit(s): the {q:g}th percentile needs {max(MIN_UNITS, needed)}"
         return Interval(value=value, n=array.size, reason=few)
-    generator = np.random.default_rng(seed)
-    replicates = np.concatenate([
-        np.percentile(array[generator.integers(0, array.size, (rows, array.size))], q, axis=1)
-        for rows in _row_blocks(array.size)
-    ])
-    found = _interval(value, replicates, array.size)
+    found = _interval(value, _percentile_replicates(np.sort(array), q, seed), array.size)
     if array.size < needed:
         at_most = 1 - 2 * 0.5**array.size
         found = found.model_copy(update={"reason": f"from {array.size} units: holds in at most {at_most:.0%}, not 95%"})
     return found
 
 
-def _row_blocks(size: int) -> list[int]:
-    """Bootstrap repeats in blocks of at most two million draws; fewer repeats for very many units."""
-    repeats = min(BOOTSTRAP_REPEATS, max(200, 20_000_000 // size))
-    rows = max(1, min(repeats, 2_000_000 // size))
-    return [rows] * (repeats // rows) + ([repeats % rows] if repeats % rows else [])
+def _percentile_replicates(ordered: Array, q: float, seed: int) -> Array:
+    """The q-th percentile of `BOOTSTRAP_REPEATS` resamples, without drawing them: only its two order statistics.
+
+    Of n values drawn with replacement, the k-th smallest is the value at rank floor(n U), where U is the k-th smallest
+    of n uniform numbers: Beta(k, n - k + 1). Given it, the next one divides the rest as the least of n - k uniforms.
+    Source: David and Nagaraja 2003, Order Statistics, 2.1 and 2.5. The same distribution as resampling has.
+    """
+    n = ordered.size
+    place = (n - 1) * q / 100
+    k = int(place) + 1  # counted from 1
+    generator = np.random.default_rng(seed)
+    here = generator.beta(k, n - k + 1, BOOTSTRAP_REPEATS)
+    low = ordered[np.minimum((here * n).astype(np.int64), n - 1)]
+    part = place - int(place)
+    if k == n or not part:
+        return low
+    after = here + (1 - here) * generator.beta(1, n - k, BOOTSTRAP_REPEATS)
+    high = ordered[np.minimum((after * n).astype(np.int64), n - 1)]
+    return low + part * (high - low)
+
+
+@lru_cache(maxsize=1)
+def _weights(size: int, seed: int) -> list[NDArray[np.float32]]:
+    """How often each of `size` units is drawn in each resample: blocks of shape (resamples, units).
+
+    Kept for the next metric of the same requests. Fewer resamples (at least 200) above 4,000 units.
+    """
+    generator = np.random.default_rng(seed)
+    left = min(BOOTSTRAP_REPEATS, max(200, 4_000_000 // size))
+    made = []
+    while left:
+        rows = min(left, max(1, 1_000_000 // size))
+        draws = generator.integers(0, size, (rows, size)) + np.arange(0, rows * size, size)[:, None]
+        made.append(np.bincount(draws.ravel(), minlength=rows * size).reshape(rows, size).astype(np.float32))
+        left -= rows
+    return made
+
+
+def _resampled_means(values: Array, seed: int) -> Array:
+    """The mean of each resample of the units, in the order of the resamples: two calls of one size are paired."""
+    middle = float(values.mean())
+    centred = (values - middle).astype(np.float32)
+    return np.concatenate([(w @ centred).astype(np.float64) for w in _weights(values.size, seed)]) / values.size + middle
 
 
 def bootstrap_ratio(
@@ -224,13 +253,9 @@ def bootstrap_ratio(
     value = float(top.sum() / bottom.sum())
     if top.size < MIN_UNITS:
         return Interval(value=value, n=top.size, reason=f"no interval from {top.size} unit(s)")
-    generator = np.random.default_rng(seed)
-    parts = []
-    for rows in _row_blocks(top.size):
-        draw = generator.integers(0, top.size, (rows, top.size))
-        below = bottom[draw].sum(axis=1)
-        parts.append(top[draw].sum(axis=1)[below > 0] / below[below > 0])
-    return _interval(value, np.concatenate(parts), top.size)
+    above, below = _resampled_means(top, seed), _resampled_means(bottom, seed)
+    some = below > 1e-6 * float(bottom.mean())  # not a resample of nothing but zeros
+    return _interval(value, above[some] / below[some], top.size)
 
 
 def pooled_intervals(
@@ -243,30 +268,37 @@ def pooled_intervals(
     """
     if not values.size:
         return [Interval(value=None, reason="no values") for _ in percentiles]
-    given = [q for q in percentiles if q is not None]
-    found = dict(zip(given, np.percentile(values, given), strict=True)) if given else {}
-    points = [float(values.mean() if q is None else found[q]) for q in percentiles]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    points = [float(values.mean()) if q is None else _of_sorted(ordered, q) for q in percentiles]
     ids, owner = np.unique(owners, return_inverse=True)
     if ids.size < MIN_UNITS:
         reason = f"no interval from {ids.size} request(s)"
         return [Interval(value=x, n=int(values.size), reason=reason) for x in points]
-    draws = np.random.default_rng(seed).multinomial(ids.size, np.full(ids.size, 1 / ids.size), size=400)
-    cumulative = edges = None
-    if given:
-        edges = np.unique(np.percentile(values, np.linspace(0, 100, 1001)))
-        bins = np.minimum(np.searchsorted(edges, values, side="left"), edges.size - 1)
-        table = np.bincount(owner * edges.size + bins, minlength=ids.size * edges.size)
-        table = table.reshape(ids.size, edges.size).astype(np.float32)
-        cumulative = np.cumsum(draws.astype(np.float32) @ table, axis=1)
+    draws = _weights(ids.size, seed)
+    # Bin j holds the values from rank j n / 1000 on; a replicate is the largest value of the bin that reaches q.
+    bins = min(1000, values.size)
+    bin_of = np.empty(values.size, dtype=np.int64)
+    bin_of[order] = np.arange(values.size) * bins // values.size
+    largest = ordered[np.append(np.flatnonzero(np.diff(bin_of[order])), values.size - 1)]
+    table = np.bincount(owner * bins + bin_of, minlength=ids.size * bins).reshape(ids.size, bins).astype(np.float32)
+    reached = np.concatenate([np.cumsum(w @ table, axis=1, dtype=np.float64) for w in draws])
     results = []
     for q, point in zip(percentiles, points, strict=True):
-        if q is None or cumulative is None or edges is None:
-            sums, counts = np.bincount(owner, weights=values), np.bincount(owner)
-            replicates = (draws @ sums) / (draws @ counts)
+        if q is None:
+            sums: Array = np.bincount(owner, weights=values).astype(np.float64)
+            replicates = _resampled_means(sums, seed) / _resampled_means(np.bincount(owner).astype(np.float64), seed)
         else:
-            replicates = edges[np.argmax(cumulative >= cumulative[:, -1:] * (q / 100), axis=1)]
+            replicates = largest[np.argmax(reached >= reached[:, -1:] * (q / 100), axis=1)]
         results.append(_interval(point, replicates, int(values.size)))
     return results
+
+
+def _of_sorted(ordered: Array, q: float) -> float:
+    """The q-th percentile of sorted values, as `np.percentile` has it."""
+    place = (ordered.size - 1) * q / 100
+    low, high = ordered[int(place)], ordered[min(int(place) + 1, ordered.size - 1)]
+    return float(low + (place - int(place)) * (high - low))
 
 
 def pooled_interval(values: Array, owners: NDArray[np.int64], q: float | None, seed: int = 0) -> Interval:

@@ -20,6 +20,7 @@ from markupsafe import Markup
 from pydantic import BaseModel, ValidationError
 
 from lib.errors import UnreadableFile
+from lib.migrations import NewerVersion, up_to_date
 from lib.records import Measured, NotebookResult, NotebookState, Provenance, RunResult, ServerIdentity, Status, Verdict
 from lib.report.clean import anchors_of, first_heading
 from lib.report.html import existing_below, redactor, render_notebook, write_page
@@ -50,6 +51,7 @@ class Notebook:
     page: str | None = None
     anchors: set[str] = field(default_factory=set)
     seconds: float | None = None
+    taken_from: str | None = None
 
     heading: str = ""
 
@@ -68,10 +70,13 @@ def _read_record(path: Path, kind: type[BaseModel]) -> tuple[Any, str | None]:
     except (OSError, UnicodeError) as error:
         return None, f"expected {path.name}, found an unreadable file: {error}"
     try:
-        return kind.model_validate(redactor("redact_object")(json.loads(text))), None
+        data = up_to_date(json.loads(text), "run" if kind is RunResult else "notebook")
+        return kind.model_validate(redactor("redact_object")(data)), None
     except ValidationError as error:
         faults = [f"{'.'.join(str(part) for part in e['loc']) or 'record'}: {e['msg']}" for e in error.errors()[:5]]
         return None, f"{path.name} is not valid ({error.error_count()} faults): " + "; ".join(faults)
+    except NewerVersion as error:
+        return None, f"{path.name}: {error}"
     except (ValueError, RecursionError) as error:
         return None, f"{path.name} is not JSON: {error}"
 
@@ -94,6 +99,7 @@ def _file_of(folder: Path, named: str | None, number: str, suffix: str) -> Path 
 
 def _notebook(folder: Path, number: str, state: NotebookState | None, run: RunResult | None) -> Notebook:
     one = Notebook(number, state.state if state else "done", seconds=state.seconds if state else None)
+    one.taken_from = state.taken_from if state else None
     one.ipynb = _file_of(folder, state.ipynb if state else None, number, ".ipynb")
     if state and state.error:
         one.problems.append(state.error)
@@ -104,7 +110,7 @@ def _notebook(folder: Path, number: str, state: NotebookState | None, run: RunRe
     if one.result is not None:
         if not one.result.notebook.startswith(number[:2]):
             problem = f"{file.name if file else number} is the result of notebook {one.result.notebook}"
-        elif run is not None and one.result.run_id != run.run_id:
+        elif run is not None and one.result.run_id != (_origin(one.taken_from) or run.run_id):
             problem = f"{file.name if file else number} belongs to run {one.result.run_id}, not to {run.run_id}"
         if problem:
             one.result = None
@@ -113,6 +119,11 @@ def _notebook(folder: Path, number: str, state: NotebookState | None, run: RunRe
         if file is not None or not one.problems:
             one.problems.append(problem)
     return one
+
+
+def _origin(taken_from: str | None) -> str | None:
+    """The id of the run that a notebook was taken over from."""
+    return taken_from.rpartition("/")[2] if taken_from else None
 
 
 def read_run(folder: Path) -> tuple[RunResult | None, str | None, list[Notebook]]:
@@ -388,6 +399,8 @@ def _index(
         )
     skipped = [(one.number, text) for one in notebooks for text in (one.result.skipped if one.result else [])]
     skipped += [(one.number, "the notebook was not run") for one in notebooks if one.state == "not_run"]
+    unchanged = "not measured again, nothing that it depends on has changed: taken over from"
+    skipped += [(one.number, f"{unchanged} {one.taken_from}") for one in notebooks if one.taken_from]
     predictions = [
         _html(prediction_table(one.result.predictions, caption=f"{one.number} {one.title}", anchors=False))
         for one in notebooks

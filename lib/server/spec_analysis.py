@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lib.load.bench_rows import level_of
-from lib.load.metrics import Level, LevelView, cached_tokens, client_verdict, failures, is_ok, request_times
+from lib.load.metrics import Level, cached_tokens, client_verdict, failures, is_ok, request_times
 from lib.params import SpeculativeParams
 from lib.records import Measured, Record
 from lib.results import Measurement, NotebookRun
@@ -90,7 +90,7 @@ def read_cell(unit: Unit, text: str, concurrency: int, measured: Measurement, dr
             rate=None, token_s=None, gap_s=None, acceptance=acceptance.pooled([]), cached_frac=None, workload=None,
             seconds_per_token={}, client="unknown", problem=measured.problem or "it left no record", **common,
         )  # fmt: skip
-    view = LevelView(level)
+    view = level.view
     client = client_verdict(level)
     failed = failures(level)
     problem = measured.problem

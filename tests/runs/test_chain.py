@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -38,6 +39,19 @@ def chain(tmp_path_factory: pytest.TempPathFactory, tiny_spec: Any) -> Path:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert f"report: {outputs}" in done.stdout
     return only_run(outputs)
+
+
+def punctual(run: Path, level: str) -> dict[str, Any]:
+    """Write into a copied run that the client was punctual: on a loaded machine the level is rightly refused otherwise."""
+    file = run / f"raw/03/{level}/level.jsonl"
+    header, *rest = file.read_text().splitlines()
+    data: dict[str, Any] = json.loads(header)
+    for worker in data["client"]["workers"]:
+        worker["lag_ns"] |= {"p50": 100_000, "p99": 200_000}
+        worker["cpu_frac"] = 0.01
+    data["calibration"] |= {"status": "ok", "reasons": [], "streams": 64, "chunks_per_s": 100_000.0}
+    file.write_text("\n".join([json.dumps(data), *rest]) + "\n")
+    return data
 
 
 def results(run: Path) -> dict[str, NotebookResult]:
@@ -97,20 +111,17 @@ def test_02_finds_the_backend_that_is_silently_ignored(chain: Path) -> None:
         assert raw[(line.line or 0) - 1].decode().strip() == (line.quote or "").strip()
 
 
-def test_03_every_request_is_counted_once_and_the_client_kept_up(chain: Path) -> None:
-    """Sent = ok; the origin's columns; the smoke test is explained."""
+def test_03_every_request_is_counted_once_and_a_late_client_gives_no_number(chain: Path) -> None:
+    """Sent = ok. Where the client was late (this machine may be loaded), level and smoke test say so and show nothing."""
     for level in (1, 4):
-        assert verdict(chain, "03", f"level-C{level}").status in (
-            "pass",
-            "inconclusive",
-            "invalid",
-        )  # the client may be late here
         raw = [json.loads(line) for line in (chain / f"raw/03/level-C{level}/level.jsonl").read_text().splitlines()]
         assert len(raw) - 1 == max(4, 2 * level)
-    smoke = verdict(chain, "03", "smoke-test")
-    assert smoke.measured.value > 0 and smoke.predicted.value > 0 and smoke.status in ("pass", "fail")
-    share = verdict(chain, "03", "below-ceiling").measured
-    assert share.value > 0
+        found = verdict(chain, "03", f"level-C{level}")
+        ttft = next(t for t in results(chain)["03"].trials if t.id == f"level-C{level}").values["ttft_s_p50"]
+        assert (found.status == "invalid") == (ttft.value is None), (found, ttft)
+        assert found.status in ("pass", "inconclusive") or (found.status == "invalid" and "client" in found.reason), (
+            found
+        )
 
 
 def test_04_is_unsupported_with_sglangs_own_words(chain: Path) -> None:
@@ -173,12 +184,16 @@ def test_report_follows_raw_records_and_identity(chain: Path, tmp_path: Path, wo
     copy = tmp_path / "copy"
     shutil.copytree(chain, copy)
     before = results(chain)["03"]
+    for name in ("level-C1", "level-C4"):
+        punctual(copy, name)
     level = copy / "raw/03/level-C1/level.jsonl"
     lines = level.read_text().splitlines()
+    firsts = []
     for place, line in enumerate(lines[1:], 1):
         record = json.loads(line)
         record["end_ns"] += 7_000_000_000
         record["t_us"] = [t + 7_000_000 for t in record["t_us"]]
+        firsts.append((record["sent_ns"] - record["due_ns"]) / 1e9 + record["t_us"][record["kinds"].index("c")] / 1e6)
         lines[place] = json.dumps(record)
     level.write_text("\n".join(lines) + "\n")
     launch = before.servers[0].launch_id
@@ -189,9 +204,8 @@ def test_report_follows_raw_records_and_identity(chain: Path, tmp_path: Path, wo
     done = workbook("rebuild", str(copy))
     assert done.returncode == 0, done.stderr
     after = results(copy)["03"]
-    old = next(t for t in before.trials if t.id == "level-C1").values["ttft_s_p50"].value
     new = next(t for t in after.trials if t.id == "level-C1").values["ttft_s_p50"].value
-    assert new == pytest.approx(old + 7, abs=0.01)
+    assert new == pytest.approx(median(firsts), abs=0.001) and new > 7
     assert after.servers[0].resolved_args["max_running_requests"] == 4242
     assert after.servers[0].fingerprint != before.servers[0].fingerprint
     page = (copy / "03.html").read_text()
@@ -199,6 +213,9 @@ def test_report_follows_raw_records_and_identity(chain: Path, tmp_path: Path, wo
     assert after.servers[0].fingerprint[:12] in (copy / "index.html").read_text()
     unchanged = {n: r.verdicts for n, r in results(copy).items() if n in ("01", "02", "04", "05", "06")}
     assert unchanged == {n: r.verdicts for n, r in results(chain).items() if n in unchanged}
+    smoke = verdict(copy, "03", "smoke-test")
+    assert smoke.measured.value > 0 and smoke.predicted.value > 0 and smoke.status in ("pass", "fail")
+    assert verdict(copy, "03", "below-ceiling").measured.value > 0
 
 
 def test_a_missing_raw_record_is_said_and_not_replaced(chain: Path, tmp_path: Path, workbook: Any) -> None:
