@@ -43,32 +43,19 @@ class Parser(argparse.ArgumentParser):
         super().error(redact_text(message, find_secrets(self._given)))
 
 
-<<<<<<< HEAD
-def build_parser(only: str | None = None) -> Parser:
-    """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_').
-
-    Args:
-        only: import no other subcommand than this one, if there is one of that name: most of a short command's time is imports.
-=======
 def build_parser(given: Sequence[str] = ()) -> Parser:
     """The argument parser, with one subcommand for each module in this folder (its name with '-' for '_').
 
     Args:
         given: the arguments, if known. Where they begin with a subcommand, no other one is imported: what the others
             import costs more than a second of CPU.
->>>>>>> s3/matrix
     """
     description = "Run and read LLM servers, with evidence for every number."
     parser = Parser(prog="workbook", description=description)
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-<<<<<<< HEAD
-    names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.name.startswith("_"))
-    for name in [n for n in names if n.replace("_", "-") == only] or names:
-=======
     names = sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
     named = given[0].replace("-", "_") if given and "_" not in given[0] else ""
     for name in [named] if named in names else names:
->>>>>>> s3/matrix
         importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
     return parser
 
@@ -101,11 +88,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _command(given: list[str]) -> int:
-<<<<<<< HEAD
-    args = build_parser(given[0] if given else None).parse_args(given)
-=======
     args = build_parser(given).parse_args(given)
->>>>>>> s3/matrix
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, signal.SIGHUP):  # end like Ctrl-C: nothing is left running
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
