@@ -107,8 +107,9 @@ def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
     name = worker.get_current_task()
 
     def wanted() -> bool:
-        state = worker.state.tasks.get(name)
-        return state is not None and state.state not in ("cancelled", "released", "forgotten")
+        known = worker.state.tasks.get(name)
+        there = worker.status.name not in ("closing", "closed", "failed")
+        return there and known is not None and known.state not in ("cancelled", "released", "forgotten")
 
     count = task.resources.gpus if not task.resources.exclusive else 0
     _running.add(str(name))
