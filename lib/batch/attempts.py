@@ -53,11 +53,18 @@ def committed(store: Store, key: str) -> TaskRecord | None:
 
 
 def publish(store: Store, record: TaskRecord) -> None:
-    """Makes an attempt's files part of its run and removes the attempt; can be repeated if it was cut off."""
+    """Makes an attempt's files part of its run and removes the attempt; can be repeated if it was cut off.
+
+    Its result comes last: a run that has NN.result.json has all that belongs to it.
+    """
     source, target = f"{place(record.key, record.attempt)}/{record.run_id}", f"{record.cell}/{record.run_id}"
-    for path in record.files:
+    for path in _result_last(record):
         store.copy(f"{source}/{path}", f"{target}/{path}")
     discard(store, record)
+
+
+def _result_last(record: TaskRecord) -> list[str]:
+    return sorted(record.files, key=lambda path: path == f"{record.number}.result.json")
 
 
 def discard(store: Store, record: TaskRecord) -> None:
@@ -75,7 +82,7 @@ def discard(store: Store, record: TaskRecord) -> None:
 
 def take_over(store: Store, taken: TaskRecord, cell: str, run_id: str) -> TaskRecord:
     """Puts a finished task's files into another run of its cell too, and returns the record that says so."""
-    for path in taken.files:
+    for path in _result_last(taken):
         store.copy(f"{taken.cell}/{taken.run_id}/{path}", f"{cell}/{run_id}/{path}")
     origin = taken.taken_from or f"{taken.cell}/{taken.run_id}"
     return taken.model_copy(update={"cell": cell, "run_id": run_id, "taken_from": origin})

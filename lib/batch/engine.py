@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -9,6 +10,13 @@ from lib.batch.matrix import Cell
 from lib.batch.tasks import Identity, Task, TaskEvent, TaskRecord
 
 Listener = Callable[[TaskEvent], None]
+#: Engines of a matrix besides `local`: name to the module with `add_arguments(parser)` and `make_engine(args)`.
+ENGINES = {"dask": "lib.batch.dask_options"}
+
+
+def known_engines() -> list[str]:
+    """`local`, and those whose module is there."""
+    return ["local", *(name for name, module in ENGINES.items() if importlib.util.find_spec(module))]
 
 
 class Engine(Protocol):

@@ -21,6 +21,7 @@ from lib.batch.tasks import READS, Identity, Task, TaskRecord, ended
 from lib.errors import NotStopped
 from lib.hosts import local
 from lib.params import NOTEBOOKS
+from lib.records import NotebookState, RunResult
 
 
 class _Said:
@@ -92,11 +93,11 @@ def _execute(task: Task, store: Store, attempt: str, home: Path, say: Callable[[
         if left := runner.live_servers(folder):
             raise NotStopped("every server of a task is gone", f"pids {left} are left", f"look at {folder}/raw")
         for path in given:
-            path.unlink()
+            path.unlink(missing_ok=True)
         result = folder / f"{task.number}.result.json"
         record = ended(task, state.state, state.error, attempt, socket.gethostname()).model_copy(
             update={
-                "identity": Identity(host=this_host(), stack=task.identity.stack, model=task.identity.model),
+                "identity": _found(task),
                 "started": started,
                 "ended": _now(),
                 "seconds": round(time.monotonic() - began, 2),
@@ -107,6 +108,12 @@ def _execute(task: Task, store: Store, attempt: str, home: Path, say: Callable[[
         _hand_over(store, record, folder)
         shutil.rmtree(home / "profiles", ignore_errors=True)
     return record
+
+
+def _found(task: Task) -> Identity:
+    """The planned identity with this machine's hardware in it, unless the server is on another host that the profile names."""
+    elsewhere = (task.profile.get("host") or {}).get("kind", "local") != "local"
+    return task.identity if elsewhere else task.identity.model_copy(update={"host": this_host()})
 
 
 def _continue(store: FolderStore, task: Task, folder: Path) -> None:
@@ -134,6 +141,13 @@ def _fetch_needs(store: Store, task: Task, folder: Path) -> list[Path]:
         data = store.get(f"{task.cell}/{task.run_id}/{name}")
         if data is not None:
             given.append(local.write_atomic(folder / name, data))
+    if given:  # what notebook 06 says of the others comes from the index
+        states = [NotebookState(notebook=path.name[:2], state="done", result=path.name) for path in given]
+        index = RunResult(
+            run_id=task.run_id, profile=task.cell, started=_now(), ended=None, seconds=None, server_seconds=None,
+            state="running", selected=[*(s.notebook for s in states), task.number], notebooks=states,
+        )  # fmt: skip
+        given.append(local.write_atomic(folder / "result.json", index.model_dump_json(indent=1)))
     return given
 
 

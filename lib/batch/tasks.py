@@ -12,11 +12,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from lib.batch.matrix import Cell, Resources
 from lib.records import Record
 
+#: Names of folders: what came out of a store must not lead elsewhere.
+NAME = r"^[A-Za-z0-9_=+-][A-Za-z0-9_=+.-]*$"
 #: Keys of a profile that a person reads and nothing is measured by.
 ONLY_READ = ("title",)
 
@@ -50,15 +52,15 @@ class Task(Record):
 class TaskRecord(Record):
     """How one attempt at a task ended; the ledger holds at most one `done` of a key."""
 
-    key: str
-    cell: str
-    number: str
-    run_id: str
+    key: str = Field(pattern=r"^[0-9a-f]{64}$")
+    cell: str = Field(pattern=NAME)
+    number: str = Field(pattern=r"^[0-9]{2}$")
+    run_id: str = Field(pattern=NAME)
     state: str = Field(
         description="done | failed | skipped (what it needs failed) | interrupted | lost (its host is gone)"
     )
     error: str | None = None
-    attempt: str = Field(description="unique; names the folder of what this attempt wrote")
+    attempt: str = Field(pattern=r"^[A-Za-z0-9_-]*$", description="unique; names the folder of what this attempt wrote")
     host: str = Field(default="", description="name of the machine that ran it")
     identity: Identity | None = Field(default=None, description="as found there, after the fact")
     started: str | None = None
@@ -72,6 +74,12 @@ class TaskRecord(Record):
     files: dict[str, int] = Field(
         default={}, description="bytes of each file that belongs to it, by path in the run's folder"
     )
+
+    @model_validator(mode="after")
+    def _stays_in_its_folder(self) -> TaskRecord:
+        if out := [p for p in self.files if p.startswith("/") or not p or {"", ".", ".."} & set(p.split("/"))]:
+            raise ValueError(f"paths lead out of the run's folder: {out[:3]}")
+        return self
 
 
 class TaskEvent(Record):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from pathlib import Path
 
 from lib import runner
+from lib.batch.engine import ENGINES, known_engines
 from lib.cli._input import writing
-from lib.errors import WorkbookError
+from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
 from lib.params import NOTEBOOKS
 
@@ -20,22 +22,34 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "run",
         help="run the notebooks of a profile and write the report",
         description="Exit codes: 0 all notebooks ran and wrote valid results (whatever the verdicts), 1 one failed, "
-        "2 bad input, 3 with --strict and a failed verdict, 130 interrupted (continue with --resume).",
+        "2 bad input, 3 with --strict and a failed verdict, 130 interrupted (continue with --resume; a matrix goes on by itself). "
+        "Of a matrix (docs/batch.md): 1 if any notebook of any cell failed, was skipped or lost.",
     )
-    parser.add_argument("--profile", default="embedded", help="a name under params/, or a folder (default: embedded)")
+    parser.add_argument("--profile", help="a name under params/, or a folder (default: embedded)")
+    parser.add_argument("--matrix", metavar="FILE", help="a name under params/matrix/, or a file: run all of its cells")
+    parser.add_argument("--engine", choices=known_engines(), default="local", help="what runs the tasks of a matrix")
+    parser.add_argument("--outputs", metavar="PLACE", help="of a matrix: a folder, or s3://BUCKET/PREFIX (default: outputs/)")
+    parser.add_argument("--watch", action="store_true", help="of a matrix: show all of it, drawn again in place")
+    parser.add_argument("--plan", action="store_true", help="of a matrix: say what would run and why, and run nothing")
     parser.add_argument("--only", help="numbers of notebooks, such as 03,05")
     parser.add_argument("--resume", metavar="RUN", help="run id, folder or `latest`: go on where that run stopped")
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for a pipeline")
     parser.add_argument("--strict", action="store_true", help="exit 3 if a verdict failed")
+    if "dask" in known_engines():
+        importlib.import_module(ENGINES["dask"]).add_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs; prints where the report is."""
+    if args.matrix is not None:
+        return _matrix(args)
+    if given := [o for o in ("outputs", "watch", "plan") if getattr(args, o)] + ["engine"] * (args.engine != "local"):
+        raise BadInput(f"--matrix FILE with --{given[0]}", "no --matrix", "name a matrix, or leave it out")
     began = time.time()
     try:
         code, folder = runner.run(
-            args.profile, args.only.split(",") if args.only is not None else None, args.resume, args.strict
+            args.profile or "embedded", args.only.split(",") if args.only is not None else None, args.resume, args.strict
         )
     except KeyboardInterrupt:
         print(f"workbook: interrupted. {_how_to_go_on(began)}", file=sys.stderr)
@@ -47,6 +61,14 @@ def run(args: argparse.Namespace) -> int:
         _write_junit(Path(args.junit), folder)
     print(f"report: {folder / 'index.html'}")
     return code
+
+
+def _matrix(args: argparse.Namespace) -> int:
+    if given := [f"--{option}" for option in ("profile", "resume") if getattr(args, option) is not None]:
+        raise BadInput(f"--matrix without {given[0]}", "both", "a matrix names its profiles, and goes on by what is done")
+    from lib.cli._matrix import run_matrix  # papermill and the report take a second to import
+
+    return run_matrix(args)
 
 
 def _write_junit(file: Path, folder: Path) -> None:
