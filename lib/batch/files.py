@@ -50,4 +50,6 @@ def matrix_file(named: str) -> Path:
         if path.is_file():
             return path
     known = ", ".join(sorted(p.stem for p in FOLDER.glob("*.yaml"))) or "none yet"
-    raise BadParams(f"a matrix file {named!r}", f"no such file; in params/matrix: {known}", "docs/batch.md has an example")
+    raise BadParams(
+        f"a matrix file {named!r}", f"no such file; in params/matrix: {known}", "docs/batch.md has an example"
+    )

@@ -219,7 +219,9 @@ def test_identify_refuses_two_workers_of_one_machine_and_different_ones(
     """Both workers are here: refused. Told that they are two machines, their identities are compared."""
     from lib.batch.matrix import Cell, Resources
 
-    cell = Cell(id="m.x.a.c", model="x", host="a", configuration="c", profile={}, params={}, resources=Resources(host="a"))
+    cell = Cell(
+        id="m.x.a.c", model="x", host="a", configuration="c", profile={}, params={}, resources=Resources(host="a")
+    )
     with pytest.raises(BadInput, match="has 2 workers"):
         engine.identify([cell])
     with pytest.raises(BadInput, match="none serves b"):
