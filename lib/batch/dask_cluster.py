@@ -5,6 +5,7 @@ A cluster file is YAML: `kind: ssh` with hosts, or `kind: slurm` with what a job
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,7 @@ def connect(address: str) -> Client:
     Raises:
         BadInput: nothing answers at that address.
     """
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said once, without a traceback
     try:
         return Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, ImportError) as error:

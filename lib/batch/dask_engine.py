@@ -47,8 +47,10 @@ class DaskEngine:
         self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.topic = f"workbook-{uuid.uuid4().hex[:8]}"
         client.subscribe_topic(self.topic, lambda event: self.events.put(("event", event[1])))
-        self.address = str(client.scheduler_info(n_workers=0)["address"])
-        sys.stderr.write(f"dask: scheduler {self.address}, dashboard {client.dashboard_link}\n")
+        info = client.scheduler_info(n_workers=0)
+        self.address = str(info["address"])
+        shown = client.dashboard_link if "dashboard" in info.get("services", {}) else "none (the scheduler has none)"
+        sys.stderr.write(f"dask: scheduler {self.address}, dashboard {shown}\n")
 
     # what the hosts are ----------------------------------------------------------------------------------------------
     def workers(self) -> dict[str, Mapping[str, Any]]:

@@ -134,7 +134,11 @@ class Flow:
                 self.repeated.append((task, record))
             return record
         if status != "error":
-            raise HostError("a scheduler that keeps its tasks", f"{name} is {status} there", "run it again")
+            raise HostError(
+                "a scheduler that keeps its tasks",
+                f"{task.cell} {task.number} is {status} there: it was restarted, or is gone",
+                "run it again: what is done is kept",
+            )
         error = going.future.exception()
         if isinstance(error, KilledWorker):
             return _record(

@@ -137,12 +137,9 @@ def check_the_record(s3: str, project: Path) -> None:
         result = json.loads(store.get(f"{record.cell}/{record.run_id}/03.result.json") or b"{}")
         assert result["verdicts"][0]["status"] in ("pass", "fail") and result["run_id"] == record.run_id
         assert list(store.children(record.cell)) == [record.run_id], "one run of each cell"
-    left = [
-        key
-        for key in store.children(".attempts")
-        if any(store.children(f".attempts/{key}/{a}") for a in store.children(f".attempts/{key}"))
-    ]
-    print("attempts left:", left)
+    for key in store.children(".attempts"):
+        for attempt in store.children(f".attempts/{key}"):
+            assert "commit.json" not in store.children(f".attempts/{key}/{attempt}"), "a committed attempt is in no run"
     by_host: dict[str, list[tuple[str, str]]] = {}
     for record in records:
         by_host.setdefault(record.host, []).append((record.started or "", record.ended or ""))
