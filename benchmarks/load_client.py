@@ -31,7 +31,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
 from lib.errors import WorkbookError  # noqa: E402
 from lib.load import judge, metrics  # noqa: E402
@@ -41,6 +42,8 @@ from lib.load.judge import Comparison, Plan, Truth  # noqa: E402
 
 JUDGE_CORES, CLIENT_CORES = (0,), (1,)
 PEER_LIMIT_S = 90
+#: The whole command as a user runs it: start-up, prompts, sending, statistics, measured as the other tools are.
+OWN = "workbook bench, whole"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +155,8 @@ def most_paced(api: str, repeats: int) -> dict[str, Any]:
 
 def peer_commands() -> dict[str, tuple[list[str] | None, str]]:
     """The other clients: their command, or why there is none."""
-    root = Path(__file__).resolve().parents[1]
-    sglang = os.environ.get("PEER_SGLANG_PYTHON") or str(root / ".venv-sglang" / "bin" / "python")
-    found: dict[str, tuple[list[str] | None, str]] = {}
+    sglang = os.environ.get("PEER_SGLANG_PYTHON") or str(ROOT / ".venv-sglang" / "bin" / "python")
+    found: dict[str, tuple[list[str] | None, str]] = {OWN: ([sys.executable, "-m", "lib.cli", "bench"], "")}
     there = Path(sglang).exists()
     found["bench_serving"] = ([sglang, "-m", "sglang.bench_serving"] if there else None, f"no interpreter at {sglang}")
     for name, variable, program in (
@@ -173,10 +175,10 @@ def tokenizer() -> str | None:
     return os.environ.get("PEER_TOKENIZER") or (str(cached[-1].parent) if cached else None)
 
 
-def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str, Any]]:
-    """Other clients at the same load, where they are installed; what is not installed is said."""
+def peers(streams: int, requests: int, tokens: int, plan: Plan, names: list[str]) -> list[dict[str, Any]]:
+    """Clients as whole commands at the same load, where they are installed; what is not installed is said."""
     rows = []
-    for name, (command, why) in peer_commands().items():
+    for name, (command, why) in ((n, peer_commands()[n]) for n in names):
         if not command:
             print(f"{name:24} not run: {why}")
             rows.append({"case": name, "not_run": why})
@@ -187,6 +189,8 @@ def peers(streams: int, requests: int, tokens: int, plan: Plan) -> list[dict[str
             # bench_serving imports `datasets` for data sets that are not used here; it is not part of SGLang's CPU install.
             (Path(folder) / "stub" / "datasets").mkdir(parents=True)
             (Path(folder) / "stub" / "datasets" / "__init__.py").write_text("load_dataset = None\n")
+            if name == OWN:
+                environment["PYTHONPATH"] = str(ROOT)
             if name == "bench_serving":
                 environment |= {"PYTHONPATH": str(Path(folder) / "stub"), "HF_HUB_OFFLINE": "1"}
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -242,6 +246,11 @@ def in_flight(truth: Truth) -> float:
 
 def shown_by(name: str, out: str, folder: Path) -> dict[str, float]:
     """What a client reports, in milliseconds: TTFT p50, pooled gaps where it has them (per-request means are named so)."""
+    if name == OWN:
+        made = json.loads((folder / "own.json").read_text())["levels"][0]["metrics"]
+        keys = {"ttft_p50_ms": "ttft_s_p50", "gap_p50_ms": "chunk_gap_s_p50", "gap_p99_ms": "chunk_gap_s_p99"}
+        values = {shown: made[key]["value"] for shown, key in keys.items()}
+        return {shown: value * 1e3 for shown, value in values.items() if value is not None}
     if name == "aiperf":
         for path in folder.rglob("profile_export_aiperf.json"):
             made = json.loads(path.read_text())
@@ -264,6 +273,12 @@ def shown_by(name: str, out: str, folder: Path) -> dict[str, float]:
 
 def peer_arguments(name: str, url: str, port: int, streams: int, requests: int, tokens: int) -> list[str]:
     """Where the judge is and how much load, in each tool's own words."""
+    if name == OWN:
+        return [
+            "--base-url", url, "--model", "judge", "--api", "completions", "--dataset", "random-ids", "--vocab-size", "1000",
+            "--input-len", "16", "--output-len", str(tokens), "--concurrency", str(streams), "--num-requests", str(requests),
+            "--warmup", "0", "--no-calibration", "--json", "own.json", "--raw", "raw",
+        ]  # fmt: skip
     words = ["--tokenizer", folder] if (folder := tokenizer()) else []
     if name in ("bench_serving", "sglang rust client"):
         return [
@@ -326,8 +341,8 @@ def main() -> int:
     if not args.quick and not args.only_target or args.highest:
         print("highest paced rate, 256 streams on one core:")
         result["highest"] = most_paced("completions", min(2, args.repeats))
-    if args.peers:
-        result["peers"] = peers(1024, waves * 1024, 128, plan)
+    print("whole commands, each with a judge of its own:")
+    result["peers"] = peers(1024, 4 * 1024, 128, plan, list(peer_commands()) if args.peers else [OWN])
     target = next(r for r in rows if r["case"] == "completions 1024")
     shown, true = target["gap_p99_ms"]
     checks = {

@@ -400,6 +400,9 @@ def run(
     profile = _absolute(profile)
     if folder:
         earlier = read_run(folder)
+        if (folder / "cell.json").exists():
+            found = f"{folder.parent.name} is a cell of a matrix"
+            raise BadInput("--resume of a profile's run", found, "run its matrix again: it goes on by what is done")
         profile = earlier.profile
         only = earlier.selected if only is None else only
     numbers = _numbers(only)
@@ -487,10 +490,10 @@ def _numbers(only: Sequence[str] | None) -> list[str]:
 
 
 def find_run(run_id: str) -> Path:
-    """The folder of a run, by its folder, its id, or `latest`; BadInput names the latest runs if there is none."""
+    """The folder of a run, by its folder, its id, PROFILE/ID, or `latest`; BadInput names the latest runs if there is none."""
     runs = sorted(run_folders(outputs_root()), key=lambda f: (f / "result.json").stat().st_mtime)
     direct = Path(run_id)
-    matching = [f for f in runs if f.name == run_id]
+    matching = [f for f in runs if run_id in (f.name, f"{f.parent.name}/{f.name}")]
     if run_id == "latest" and runs:
         matching = runs[-1:]
     elif (direct / "result.json").is_file():
@@ -502,7 +505,7 @@ def find_run(run_id: str) -> Path:
     raise BadInput(
         f"a run with result.json named {run_id!r}",
         f"{len(matching)} of that name; latest runs: {known}",
-        "give its folder or id",
+        "give its folder, or PROFILE/ID",
     )
 
 

@@ -19,7 +19,7 @@ PURE = [
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
     "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text",
     "report/provenance", "records", "errors", "deploy/drift", "deploy/deployed", "batch/matrix",
-    "batch/tasks",
+    "batch/tasks", "batch/resume", "batch/snapshot", "migrations",
 ]  # fmt: skip
 #: What reaches processes, sockets, HTTP, clocks or files.
 WORLD = {

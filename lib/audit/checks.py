@@ -224,6 +224,7 @@ def kv2(look: Look) -> Outcome:
     if look.maybe("quantization_param_path"):
         return _not_for("scales come from --quantization-param-path: see KV7")
     warned = look.maybe_line("scale_default")
+    look.maybe_line("scale_not_loaded")  # what the loader says of them is part of the evidence
     scales = look.maybe("kv_scales")
     if scales is None and look.facts.value("kv_scales_loaded") == "dropped":
         look("kv_scales_loaded")
@@ -1233,8 +1234,7 @@ def l2(look: Look) -> Outcome:
             "the loader names tensors of the checkpoint that it does not load",
             severity="low",
             certainty="read",
-            do="KV scales that are not loaded mean scale 1.0 with an FP8 pool and safety with a 16-bit one; anything "
-            "else is a fault",
+            do="find out which tensors: what is left out is not computed with (KV scales have rules of their own, KV2, KV3)",
         )
     raise Missing(["log_lines"], "most dropped tensors are dropped without a line; only comparing names tells")
 

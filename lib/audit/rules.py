@@ -174,7 +174,11 @@ LINES: dict[str, tuple[str, str, str]] = {
         r"Checkpoint has k_scale but KV cache dtype is not FP8\. *Ignoring k_scale",
         "scales are loaded, and this backend leaves them out of a 16-bit pool",
     ),
-    "not_loaded": ("not loaded", r"(?:is|are) not loaded\.", "a tensor of the checkpoint is left out"),
+    "not_loaded": (
+        "not loaded",
+        r"^(?!.*Found \.?[kv]_scale in the checkpoint ).*(?:is|are) not loaded\.",
+        "a tensor of the checkpoint that is no KV scale is left out",
+    ),
     "not_in_params": ("found in params_dict", r"not found in params_dict", "a tensor of the checkpoint is left out"),
     "fp4_kv_warning": ("might lead to a", r"KV Cache might lead to an? accuracy drop", "4-bit KV cache"),
     "w1_w3_scale": (

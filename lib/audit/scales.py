@@ -250,7 +250,7 @@ def checkpoint_of(facts: Facts) -> Checkpoint | None:
         architecture_error=trouble,
         torch_dtype=model_dtype(config, text),
         quantization=declared_quantization(config, hf_quant),
-        scales=ScaleTensors(k_count=scales.get("count", 1) if scales["present"] else 0) if scales else None,
+        scales=ScaleTensors(k_count=(scales.get("count") or 1) if scales["present"] else 0) if scales else None,
     )
 
 

@@ -63,6 +63,8 @@ def execute_task(
         WorkbookError: nothing could be run or stored (store unreachable, disk full): worth another host.
         KeyboardInterrupt: after the notebook's process and its servers are gone.
     """
+    import papermill  # noqa: F401  (once, before the fork: 1.5 s)
+
     store = store_of(outputs)
     if isinstance(store, FolderStore):
         home = store.folder.resolve() / attempts.place(task.key, attempt)

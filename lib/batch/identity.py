@@ -67,15 +67,20 @@ def identify(cell: Cell) -> Identity:
         HostError: the host can't be asked.
     """
     profile: Profile = validated(Profile, cell.profile, cell.id)
-    place = remote.place_of(profile.host)
-    found = place.view().describe() if place else local.describe()
     stack: dict[str, Any] = {}
     model: dict[str, Any] = {}
     for number, params in cell.params.items():
         servers = _servers(profile, number, params)
         stack[number] = [_stack(profile.host, one) for one in servers]
         model[number] = [_model(profile.host, one) for one in servers]
+    found = json.loads(_described(profile.host.model_dump_json()))
     return Identity(host=hardware(found), stack=stack, model=model)
+
+
+@functools.lru_cache(maxsize=4096)
+def _described(on: str) -> str:
+    place = remote.place_of(HostParams.model_validate_json(on))
+    return json.dumps(place.view().describe() if place else local.describe())
 
 
 def hardware(described: Mapping[str, Any]) -> dict[str, Any]:

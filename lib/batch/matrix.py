@@ -149,6 +149,7 @@ def expand(
     """
     axes = _axes(matrix)
     faults = [*_unknown_names(matrix, axes)]
+    of_cells: dict[str, list[str]] = {}
     cells, left_out = [], []
     for model, host, configuration in itertools.product(*axes.values()):
         chosen = {"model": model, "host": host, "configuration": configuration}
@@ -160,7 +161,9 @@ def expand(
         try:
             cells.append(_cell(matrix, cell_id, chosen, profiles))
         except BadParams as error:
-            faults.append(f"{cell_id}: {error.found or error.expected}")
+            for fault in (error.found or error.expected).split("; "):
+                of_cells.setdefault(fault, []).append(cell_id)
+    faults += [f"{fault} (in {_some(ids)})" for fault, ids in of_cells.items()]
     if not cells and not faults:
         faults.append("every combination is excluded")
     if faults:
@@ -174,6 +177,10 @@ def _axes(matrix: MatrixFile) -> dict[str, list[str]]:
         "host": list(matrix.hosts) or [ONLY_ONE["hosts"]],
         "configuration": list(matrix.configurations) or [ONLY_ONE["configurations"]],
     }
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ids[0] if len(ids) == 1 else f"{ids[0]} and {len(ids) - 1} more"
 
 
 def _unknown_names(matrix: MatrixFile, axes: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -249,9 +256,12 @@ def _check(profile: Mapping[str, Any], params: Mapping[str, Mapping[str, Any]]) 
             faults.append("neither server.model nor server.attach")
     except BadParams as error:
         faults.append(str(error.found))
+        profile = {}  # said once, not for every notebook
     for number, keys in params.items():
         try:
             validated(MODELS[number], keys, f"{number}.yaml")
+            if not profile:
+                continue
             merged = {**profile, "server": _over(profile.get("server") or {}, keys.get("server") or {})}
             refuse_secrets(validated(Profile, merged, f"{number}.yaml over profile.yaml").server, f"{number}.yaml")
         except BadParams as error:

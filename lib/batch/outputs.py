@@ -12,6 +12,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from lib.batch.ledger import Ledger
 from lib.batch.matrix import Cell
 from lib.batch.storage import FolderStore, Store
 from lib.batch.tasks import TaskRecord
@@ -42,15 +43,9 @@ class RunFiles:
         self.folder = here / cell.id / run_id
         self.root = here
         self.states = {number: NotebookState(notebook=number, state="not_run") for number in NOTEBOOKS}
-        self.errors: dict[str, str] = {}
         self.files: dict[str, int] = {}
         self.written = False
         self.started = _now()
-        with contextlib.suppress(ValueError, NewerVersion):
-            if (data := store.get(f"{cell.id}/{run_id}/result.json")) is not None:
-                earlier = run_result(data)
-                self.started = earlier.started
-                self.states.update({state.notebook: state for state in earlier.notebooks if state.state != "running"})
 
     def put(self, record: TaskRecord) -> None:
         """Takes in how a task of this run ended."""
@@ -106,6 +101,10 @@ class RunFiles:
 
     def write_index(self, state: str) -> RunResult:
         """Writes result.json; every file that it names is there already."""
+        if not self.written:
+            with contextlib.suppress(ValueError, NewerVersion):
+                if (earlier := self.store.get(f"{self.cell.id}/{self.run_id}/result.json")) is not None:
+                    self.started = run_result(earlier).started
         made = self.index(state)
         data = made.model_dump_json(indent=1).encode()
         if not self.written:
@@ -134,8 +133,25 @@ class RunFiles:
         record_run(self.root, self.folder)
 
 
+def refresh(store: Store, root: Path) -> None:
+    """Brings the local copy of an object store up to date: indexes and results of all runs that changed since.
+
+    Raises:
+        StoreError: the store can't be read.
+    """
+    for cell, runs in Ledger(store, root).runs().items():
+        for run_id, records in runs.items():
+            file = root / cell / run_id / "result.json"
+            latest = max((record.ended or "" for record in records.values()), default="")
+            with contextlib.suppress(OSError, ValueError, NewerVersion):
+                if (run_result(file.read_bytes()).ended or "") >= latest:
+                    continue
+            with contextlib.suppress(BadInput):  # its first task has ended, its index is about to be written
+                fetch_run(store, root, cell, run_id)
+
+
 def fetch_run(store: Store, root: Path, cell: str, run_id: str, files: dict[str, int] | None = None) -> Path:
-    """Brings a run's index, results and notebooks into the local copy; with `files` (bytes by path) also what pages show.
+    """Brings a run's index and results into the local copy; with `files` (bytes by path) also what its pages show.
 
     Raw files that no page quotes become empty files of the right size, so that links and counts are right; they are not read.
 
@@ -151,7 +167,7 @@ def fetch_run(store: Store, root: Path, cell: str, run_id: str, files: dict[str,
     local.write_atomic(folder / "result.json", data)
     quoted: set[str] = set()
     for state in run_result(data).notebooks:
-        for name in (state.result, state.ipynb):
+        for name in (state.result, state.ipynb if files is not None else None):
             if name and (content := store.get(f"{cell}/{run_id}/{name}")) is not None:
                 local.write_atomic(folder / name, content)
         if state.result and (folder / state.result).exists():

@@ -76,8 +76,11 @@ def _why(task: Task, runs: Runs) -> str:
         return "new"
     same = [record for record in records if record.key == task.key]
     if same:
-        return {"failed": "failed before", "gone": "its files are gone", "done": "its files are gone"}.get(
-            same[-1].state, f"{same[-1].state} before"
-        )
+        return {
+            "failed": "failed before",
+            "gone": "its files are gone",
+            "done": "its files are gone",
+            "began": "cut off before",
+        }.get(same[-1].state, f"{same[-1].state} before")
     changed = what_changed(task.parts, records[-1].parts)
     return f"changed: {', '.join(changed)}"

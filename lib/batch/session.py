@@ -26,6 +26,8 @@ from lib.runner import only_run
 SNAPSHOTS = ".matrix"
 #: The snapshot is written, and a view called, at most this often while nothing ends.
 REFRESH_S = 0.5
+#: Times as long as a showing takes, it waits until the next: a matrix of thousands is shown less often.
+BUSY = 20.0
 View = Callable[[Snapshot], None]
 
 
@@ -48,7 +50,7 @@ class Session:
         self.began = time.time()
         self.plans: list[CellPlan] = []
         self._views: dict[str, TaskView] = {}
-        self._shown = 0.0
+        self._shown = self._cost = 0.0
         self._state = "running"
 
     @contextlib.contextmanager
@@ -78,7 +80,7 @@ class Session:
                 there[run] = set(self.store.children(run))
             return f"{record.number}.result.json" in there[run]
 
-        runs = self.ledger.runs()
+        self._known = runs = self.ledger.runs()
         self.plans = [plan_cell(c, tasks[c.id], runs.get(c.id, {}), present, _new_id) for c in self.cells]
         for task in [task for plan in self.plans for task in plan.todo]:
             self.ledger.forget(task.key)  # done once, but its files are nowhere any more: it may be done again
@@ -133,6 +135,10 @@ class Session:
 
     def _begin(self, plan: CellPlan) -> None:
         files = self.files[plan.cell.id]
+        if plan.todo and plan.run_id not in self._known.get(plan.cell.id, {}):
+            self.ledger.add(
+                ended(plan.todo[0], "began")
+            )  # so that a run which is cut off in its first task is found again
         for taken in plan.taken:
             record = attempts.take_over(self.store, taken, plan.cell.id, plan.run_id)
             self.ledger.add(record)
@@ -153,7 +159,7 @@ class Session:
         if event.state == "started":
             self._set(task.cell, task.number, state="running", host=event.host, since=time.time(), text="")
         else:
-            self._set(task.cell, task.number, text=event.text[3:103])
+            self._set(task.cell, task.number, text=event.text[:100])
         self._show(now=event.state == "started")
 
     def _take(self, record: TaskRecord) -> None:
@@ -243,14 +249,16 @@ class Session:
         )
 
     def _show(self, now: bool = False) -> None:
-        if not now and time.monotonic() - self._shown < REFRESH_S:
+        began = time.monotonic()
+        if began - self._shown < max(0.0 if now else REFRESH_S, BUSY * self._cost) and self._state == "running":
             return
-        self._shown = time.monotonic()
         made = self.snapshot()
         with contextlib.suppress(OSError):  # a view less is no reason to end a measurement
             local.write_atomic(self.here / SNAPSHOTS / f"{self.name}.json", made.model_dump_json())
         if self.view is not None:
             self.view(made)
+        self._shown = time.monotonic()
+        self._cost = self._shown - began
 
 
 def _new_id(known: Collection[str]) -> str:

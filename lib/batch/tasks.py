@@ -57,7 +57,8 @@ class TaskRecord(Record):
     number: str = Field(pattern=r"^[0-9]{2}$")
     run_id: str = Field(pattern=NAME)
     state: str = Field(
-        description="done | failed | skipped (what it needs failed) | interrupted | lost (its host is gone)"
+        description="done | failed | skipped (what it needs failed) | lost (its host is gone); only in the ledger: began (its run), "
+        "gone (its files were removed)"
     )
     error: str | None = None
     attempt: str = Field(pattern=r"^[A-Za-z0-9_-]*$", description="unique; names the folder of what this attempt wrote")

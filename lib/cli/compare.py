@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lib import runner
 from lib.cli._input import writing
+from lib.cli._outputs import use_outputs
 from lib.errors import BadInput
 from lib.records import NotebookResult
 
@@ -22,6 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="run ids, folders or `latest`; the first is what the others are compared with",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/compare.md)")
+    parser.add_argument("--outputs", metavar="PLACE", help="a folder, or s3://BUCKET/PREFIX (default: outputs/)")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page")
     parser.add_argument("--all", action="store_true", help="also results that are the same")
     parser.add_argument("--fail-on-worse", action="store_true", help="exit code 1 if a claim's status got worse")
@@ -37,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
     if len(args.runs) < 2:
         raise BadInput("at least two runs", str(len(args.runs)), "name a second run: workbook compare RUN_A RUN_B")
+    use_outputs(args.outputs)
     folders = [runner.find_run(name) for name in args.runs]
     found = [_results(folder) for folder in folders]
     made = [

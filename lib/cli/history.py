@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from lib.cli._input import writing
+from lib.cli._outputs import use_outputs
 from lib.errors import BadInput
 from lib.outputs import outputs_root
 
@@ -16,6 +17,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("profile", metavar="PROFILE", nargs="?", help="a folder below outputs/ (default: all)")
     parser.add_argument("--limit", type=int, default=30, metavar="N", help="the latest N runs (default 30)")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output (docs/history.md)")
+    parser.add_argument("--outputs", metavar="PLACE", help="a folder, or s3://BUCKET/PREFIX (default: outputs/)")
     parser.add_argument("--html", metavar="FILE", help="write one self-contained page")
     parser.add_argument("--rescan", action="store_true", help="look at every run's files again")
     parser.set_defaults(run=run)
@@ -27,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.limit < 1:
         raise BadInput("--limit of at least 1", str(args.limit), "give a number of runs")
+    use_outputs(args.outputs)
     root = outputs_root()
     profile = Path(args.profile).name if args.profile else None
     with history.opened(root) as connection:

@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
     def look() -> Snapshot:
         found = read_snapshot(here, args.matrix)
         if found is None:
-            raise BadInput(f"a matrix {args.matrix or ''} that ran below {here.name}/", "none", "workbook run --matrix FILE")
+            raise BadInput(
+                f"a matrix {args.matrix or ''} that ran below {here.name}/", "none", "workbook run --matrix FILE"
+            )
         alive = found.pid_start_time is not None and local.ProcessId(found.pid, found.pid_start_time).alive()
         return found.model_copy(update={"state": "gone"}) if found.state == "running" and not alive else found
 

@@ -411,10 +411,14 @@ def _serving_json(data: dict[str, Any]) -> tuple[BenchRow, Details]:
         "format": "vllm_json" if vllm else "sglang_jsonl",
         "tool": "vllm bench serve" if vllm else "sglang.bench_serving",
         "backend": _word(data.get("backend") or data.get("endpoint_type")),
-        "model": _word(data.get("model_id") or _server_model(data.get("server_info"))),
+        "model": _word(data.get("model_id") or _of_server(data.get("server_info"), "model_path")),
         "dataset": _word(data.get("dataset_name")),
         "label": _word(data.get("tag") or data.get("label")),
     }
+    for key, field in (("speculative_num_draft_tokens", "num_draft_tokens"), ("speculative_num_steps", "num_steps")):
+        told = count(_of_server(data.get("server_info"), key))
+        if told is not None:
+            fields.setdefault(field, told)
     if fields.get("max_concurrency") == 0:
         fields.pop("max_concurrency")
     _expected_length(fields, number(data.get("random_range_ratio")), number(data.get("sharegpt_output_len")), vllm)
@@ -751,8 +755,9 @@ def _word(value: object) -> str | None:
     )
 
 
-def _server_model(info: object) -> object:
-    return info.get("model_path") if isinstance(info, dict) else None
+def _of_server(info: object, key: str) -> object:
+    """A resolved argument in the `server_info` that bench_serving embeds in its record."""
+    return info.get(key) if isinstance(info, dict) else None
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

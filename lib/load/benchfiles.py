@@ -60,6 +60,7 @@ class BenchReading(Record):
     concurrency_decoding: float | None = None
     concurrency_predicted: float | None = None
     tpot_consistent: bool | None = None
+    consistent: bool | None = None
     drafts_accepted_per_step: float | None = None
     draft_acceptance_frac: float | None = None
     client_bound_suspected: bool | None = None
@@ -216,7 +217,8 @@ def _reading(row: BenchRow, details: Details) -> BenchReading:
         rate_expected_frac=_rate_with_tail(row, per_request),
         concurrency_decoding=decoding,
         concurrency_predicted=predicted,
-        tpot_consistent=_tpot_consistent(row, decoding, predicted),
+        tpot_consistent=(fits := _tpot_consistent(row, decoding, predicted)),
+        consistent=False if next(_contradicted_rates(row), None) else fits,
         drafts_accepted_per_step=row.accept_length - 1 if row.accept_length is not None else None,
         draft_acceptance_frac=_share(row.accept_length - 1, row.num_steps) if row.accept_length is not None else None,
         client_bound_suspected=_client_bound(row, chunk),
@@ -270,6 +272,18 @@ def _rate_with_tail(row: BenchRow, per_request: float | None) -> float | None:
         return None
     sending = row.completed / row.request_rate_per_s
     return sending / (sending + e2e / 1e3)
+
+
+def _contradicted_rates(row: BenchRow) -> Iterator[tuple[str, float, float]]:
+    """Rates that are not their count over the duration: name, what is shown, what follows."""
+    for name, shown, count in (
+        ("requests_per_s", row.requests_per_s, row.completed),
+        ("output_tokens_per_s", row.output_tokens_per_s, row.output_tokens),
+        ("input_tokens_per_s", row.input_tokens_per_s, row.input_tokens),
+    ):
+        derived = _share(count, row.duration_s)
+        if shown is not None and derived is not None and abs(shown - derived) > 0.02 * derived + 0.006:
+            yield name, shown, derived
 
 
 def _tpot_consistent(row: BenchRow, decoding: float | None, predicted: float | None) -> bool | None:
@@ -676,20 +690,14 @@ def _arithmetic(c: _Context) -> Iterator[Finding]:
                 source="sglang/benchmark/one_batch_server.py",
             )
         return
-    checks = [
-        ("requests_per_s", row.requests_per_s, _share(row.completed, row.duration_s)),
-        ("output_tokens_per_s", row.output_tokens_per_s, _share(row.output_tokens, row.duration_s)),
-        ("input_tokens_per_s", row.input_tokens_per_s, _share(row.input_tokens, row.duration_s)),
-    ]
-    for name, shown, derived in checks:
-        if shown is not None and derived is not None and abs(shown - derived) > 0.02 * derived + 0.006:
-            yield c.find(
-                "throughput_inconsistent",
-                "error",
-                f"{name} is {shown:g}, but count and duration give {derived:.5g}.",
-                "Use neither until it is explained.",
-                name,
-            )
+    for name, shown, derived in _contradicted_rates(c.row):
+        yield c.find(
+            "throughput_inconsistent",
+            "error",
+            f"{name} is {shown:g}, but count and duration give {derived:.5g}.",
+            "Use neither until it is explained.",
+            name,
+        )
     if c.reading.tpot_consistent is False:
         yield c.find(
             "tpot_inconsistent",

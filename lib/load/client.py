@@ -24,10 +24,13 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+
+from pydantic_core import from_json
 
 from lib import __version__
 from lib.errors import BadInput, ServerError, UnreadableFile
@@ -60,7 +63,7 @@ class Sender(Protocol):
     ) -> list[tuple[dict[str, Any], Path]]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """One request before it is bytes: a prompt (text, token ids, or chat messages) and how much to generate.
 
@@ -90,6 +93,10 @@ class Request:
 
     def prompt_sha256(self) -> str:
         """SHA-256 of the prompt, by which warm-up and measured prompts are told apart."""
+        return self._prompt_sha256
+
+    @cached_property
+    def _prompt_sha256(self) -> str:
         raw = self.prompt if isinstance(self.prompt, str) else json.dumps(self.prompt, separators=(",", ":"))
         return sha256(raw.encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -667,7 +674,7 @@ def _write_level(out: Path, header: dict[str, Any], parts: list[Path]) -> None:
                         file.write(block)
             else:
                 lines = [line for part in parts for line in part.read_bytes().splitlines(keepends=True)]
-                for line in sorted(lines, key=lambda line: int(json.loads(line)["sent_ns"])):
+                for line in sorted(lines, key=lambda line: int(from_json(line)["sent_ns"])):
                     file.write(line)
             file.flush()
             os.fsync(file.fileno())
@@ -694,7 +701,7 @@ def read_level(path: Path) -> metrics.Level:
 
 def _json_lines(file: Any) -> Iterator[dict[str, Any]]:
     for line in file:
-        yield json.loads(line)
+        yield from_json(line)
 
 
 def level_summary(path: Path) -> dict[str, Measured]:

@@ -148,6 +148,7 @@ class LevelView:
         self.header = level.header
         self.ok = [r for r in level.requests if is_ok(r)]
         self.times = [request_times(r) for r in self.ok]
+        self._pooled: tuple[Array, list[Interval]] | None = None
 
     def column(self, name: str) -> Array:
         return np.array([t[name] for t in self.times if t[name] is not None], dtype=np.float64)
@@ -206,6 +207,12 @@ class LevelView:
         gaps, owners = self.gaps
         share = np.array([n for c in self.counts if c for n in c[1:]], dtype=np.int64)
         return np.repeat(gaps / np.maximum(share, 1), share), np.repeat(owners, share)
+
+    def pooled(self, values: Array, owners: NDArray[np.int64], percentiles: list[float | None]) -> list[Interval]:
+        """`stats.pooled_intervals`; gaps and token latencies are often the same array, resampled once."""
+        if self._pooled is None or self._pooled[0] is not values:
+            self._pooled = values, stats.pooled_intervals(values, owners, percentiles)
+        return self._pooled[1]
 
     @cached_property
     def steady(self) -> tuple[int, int] | str:
@@ -753,17 +760,17 @@ def _summary(level: Level) -> dict[str, Measured]:
         elif isinstance(made, str):
             summary |= {key: Measured(value=None, unit=metric.unit, reason=made) for key in metric.names()}
         else:
-            summary |= _statistics(metric, made)
+            summary |= _statistics(metric, made, view)
     return summary
 
 
-def _statistics(metric: Metric, made: Any) -> dict[str, Measured]:
+def _statistics(metric: Metric, made: Any, view: LevelView) -> dict[str, Measured]:
     values = made[0] if metric.shape == "pooled" else made
     if not values.size:
         return {key: Measured(value=None, unit=metric.unit, n=0, reason=metric.undefined) for key in metric.names()}
     percentiles = [None if name == "mean" else float(name[1:]) for name in STATISTICS]
     if metric.shape == "pooled":
-        intervals = stats.pooled_intervals(values, made[1], percentiles)
+        intervals = view.pooled(values, made[1], percentiles)
     else:
         intervals = [
             stats.bootstrap_mean(values) if q is None else stats.bootstrap_percentile(values, q) for q in percentiles

@@ -65,7 +65,7 @@ def _optional(config: Config, *keys: str) -> int | None:
 
 
 def _layers(config: Config) -> int:
-    count = _whole(config, "num_hidden_layers", "n_layer", "num_layers")
+    count = _whole(config, "num_hidden_layers", "n_layer", "num_layers", "n_layers")
     if count > MAX_LAYERS:
         raise BadInput(f"config.json: num_hidden_layers must be below {MAX_LAYERS}", str(count), "check the file")
     return count
@@ -75,15 +75,19 @@ def _kv_heads(config: Config) -> int:
     """KV heads of the whole model, by SGLang's order of field names (`ModelConfig.get_total_num_kv_heads`)."""
     if config.get("multi_query") and not config.get("new_decoder_architecture"):
         return 1
+    attention = config.get("attn_config")
+    if isinstance(attention, dict) and attention.get("kv_n_heads") is not None:
+        return _whole(attention, "kv_n_heads")  # DBRX, MPT
     keys = ("n_head_kv", "num_kv_heads", "num_key_value_heads", "multi_query_group_num", "num_attention_groups")
-    return _whole(config, *keys, "num_attention_heads", "n_head")
+    return _whole(config, *keys, "num_attention_heads", "n_head", "n_heads")
 
 
 def _head_dim(config: Config) -> tuple[int, str]:
     """head_dim as config.json gives it, or hidden_size / num_attention_heads where it doesn't."""
     if config.get("head_dim") is not None:
         return _whole(config, "head_dim"), "taken"
-    hidden, heads = _whole(config, "hidden_size", "n_embd"), _whole(config, "num_attention_heads", "n_head")
+    hidden = _whole(config, "hidden_size", "n_embd", "d_model")
+    heads = _whole(config, "num_attention_heads", "n_head", "n_heads")
     if hidden < heads:
         raise BadInput(
             "config.json: hidden_size must be at least num_attention_heads", f"{hidden} and {heads}", "check the file"
@@ -734,8 +738,8 @@ TABLE: dict[str, Row] = {
     ),
     **_rows("Ernie4_5_VLMoeForConditionalGeneration", dense, f"{_MC}; models/ernie45_vl.py", multimodal=True),
     **_rows(
-        "Gemma3nForCausalLM AfmoeForCausalLM Grok1ForCausalLM Grok1ModelForCausalLM BaichuanForCausalLM ChatGLMModel "
-        "Phi3SmallForCausalLM MiniCPMForCausalLM GPT2LMHeadModel GPTJForCausalLM OPTForCausalLM TeleFLMForCausalLM "
+        "DbrxForCausalLM Gemma3nForCausalLM AfmoeForCausalLM Grok1ForCausalLM Grok1ModelForCausalLM BaichuanForCausalLM "
+        "ChatGLMModel Phi3SmallForCausalLM MiniCPMForCausalLM GPT2LMHeadModel GPTJForCausalLM OPTForCausalLM TeleFLMForCausalLM "
         "SarvamMoEForCausalLM XverseMoeForCausalLM LLaDA2MoeModelLM",
         dense,
         f"{_MC} get_total_num_kv_heads; models of the same names",

@@ -7,10 +7,13 @@ that no verdict points to (`<name>.earlier-*`), so the evidence of a kept verdic
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
 import uuid
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 from lib.records import Record
@@ -40,17 +43,43 @@ class PrunePlan(Record):
 
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files below a folder, as `du --apparent-size`; links are not followed, hard links count once."""
-    total, seen = 0, set()
+    return sum(_files(folder).values())
+
+
+def _files(folder: Path) -> dict[tuple[int, int], int]:
+    """Bytes of each file below a folder, by what the file system knows it by; links are not followed."""
+    found = {}
     for place, _, names in os.walk(folder):
         for name in names:
-            try:
+            with contextlib.suppress(OSError):
                 about = os.lstat(Path(place) / name)
-            except OSError:
-                continue
-            if about.st_nlink == 1 or (about.st_dev, about.st_ino) not in seen:
-                seen.add((about.st_dev, about.st_ino))
-                total += about.st_size
-    return total
+                found[about.st_dev, about.st_ino] = about.st_size
+    return found
+
+
+class _Sizes:
+    """How much goes with a folder: a file that two runs share (a matrix takes results over by hard links) goes with the last."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self.holders: Counter[tuple[int, int]] = Counter()
+        self.total = 0
+        for folder in folders:
+            found = _files(folder)
+            self.total += sum(size for key, size in found.items() if not self.holders[key])
+            self.holders.update(found.keys())
+
+    def freed(self, folder: Path, gone: Iterable[Path] = ()) -> int:
+        """Bytes that removing a folder frees; the total is then without them. `gone`: parts of it that were counted before."""
+        files = _files(folder)
+        for part in gone:
+            for key in _files(part):
+                files.pop(key, None)
+        freed = 0
+        for key, size in files.items():
+            self.holders[key] -= 1
+            freed += size if self.holders[key] == 0 else 0
+        self.total -= freed
+        return freed
 
 
 def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
@@ -62,7 +91,7 @@ def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
         keep: newest ended runs of each profile that stay whatever the size.
     """
     runs: list[tuple[str, Path, str | None]] = []
-    sizes: dict[Path, int] = {}
+    everything: list[Path] = []
     removals: list[Removal] = []
     kept: dict[str, str] = {}
     by_profile: dict[str, list[Path]] = {}
@@ -73,7 +102,7 @@ def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
         newest: list[tuple[str, Path]] = []
         for folder in folders:
             run, problem, _ = read_run(folder)
-            sizes[folder] = folder_bytes(folder)
+            everything.append(folder)
             if run is None:
                 runs.append((folder.name, folder, f"its index can't be read ({problem})"))
             elif run.state in ("running", "interrupted"):
@@ -87,33 +116,41 @@ def plan_prune(root: Path, limit_bytes: int | None, keep: int = 3) -> PrunePlan:
             (at, f, f"one of the newest {keep} of its profile" if i < keep else None)
             for i, (at, f) in enumerate(newest)
         ]
-    before = after = sum(sizes.values())
+    everything += [folder for folder, _ in leftovers(root)]
+    sizes = _Sizes(everything)
+    before = sizes.total
     for _, folder, why in sorted(runs, key=lambda r: r[0]):
         if why is not None:
             kept[str(folder.relative_to(root))] = why
         for attempt in superfluous(folder):
-            size = folder_bytes(attempt)
-            removals.append(
-                Removal(
-                    path=str(attempt.relative_to(root)),
-                    bytes=size,
-                    why="an attempt that was taken again; no verdict points to it",
-                )
-            )
-            after -= size
-            sizes[folder] -= size
+            again = "an attempt that was taken again; no verdict points to it"
+            removals.append(Removal(path=str(attempt.relative_to(root)), bytes=sizes.freed(attempt), why=again))
     if limit_bytes is not None:
+        for folder, why in leftovers(root):
+            if sizes.total > limit_bytes:
+                removals.append(Removal(path=str(folder.relative_to(root)), bytes=sizes.freed(folder), why=why))
         for _, folder, why in sorted(runs, key=lambda r: r[0]):
-            if after <= limit_bytes:
+            if sizes.total <= limit_bytes:
                 break
             if why is None:
-                removals = [r for r in removals if not Path(r.path).is_relative_to(folder.relative_to(root))]
-                whole = folder_bytes(folder)
-                removals.append(
-                    Removal(path=str(folder.relative_to(root)), bytes=whole, why="an old run, beyond the size limit")
-                )
-                after -= sizes[folder]
+                inside = [r for r in removals if Path(r.path).is_relative_to(folder.relative_to(root))]
+                removals = [r for r in removals if r not in inside]
+                freed = sizes.freed(folder, [root / r.path for r in inside]) + sum(r.bytes for r in inside)
+                whole = "an old run, beyond the size limit"
+                removals.append(Removal(path=str(folder.relative_to(root)), bytes=freed, why=whole))
+    after = sizes.total
     return PrunePlan(bytes_before=before, bytes_after=after, limit_bytes=limit_bytes, removals=removals, kept=kept)
+
+
+def leftovers(root: Path) -> list[tuple[Path, str]]:
+    """What a matrix left below the outputs folder besides runs, oldest first: nothing that a verdict points to."""
+    from lib.batch.attempts import ATTEMPTS
+    from lib.batch.outputs import REMOTE
+
+    cut_off = "an attempt of a matrix that was cut off; the matrix would have gone on from it"
+    copies = "the local copy of an object store; it is fetched again"
+    found = [(f, cut_off) for f in sorted((root / ATTEMPTS).glob("*/*"), key=lambda f: f.stat().st_mtime) if f.is_dir()]
+    return [*found, *((f, copies) for f in sorted((root / REMOTE).glob("*")) if f.is_dir())]
 
 
 def superfluous(folder: Path) -> list[Path]:
@@ -140,7 +177,8 @@ def carry_out(root: Path, plan: PrunePlan) -> list[str]:
     problems = []
     for removal in plan.removals:
         folder = root / removal.path
-        run = root.joinpath(*Path(removal.path).parts[:2])
+        parts = Path(removal.path).parts
+        run = root.joinpath(*parts[: 3 if parts[0].startswith(".attempts") else 2])  # whose lock its worker holds
         try:
             with (run / ".lock").open("a+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

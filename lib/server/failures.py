@@ -70,6 +70,9 @@ class Failure(Record):
     exit_signal: str | None = None
     exit_seen: bool = Field(default=False, description="a line or the exit code shows that the process ended")
     out_of_memory: bool = False
+    gpu_memory_oom: bool = Field(
+        default=False, description="GPU memory ran out: not the slots of the token pool, not the host's memory"
+    )
     graph_related: bool = Field(
         default=False, description="CUDA graphs are part of the cause, not only where it surfaced"
     )
@@ -194,6 +197,18 @@ SIGNATURES: tuple[Signature, ...] = (
         "the wheels or their compiler have no kernels for this GPU's architecture",
         "install wheels built for this GPU's compute capability (sgl-kernel, torch, flashinfer)",
         "sgl-project/sglang#7249",
+        unsupported=True,
+        do_not="disabling CUDA graphs: capture is only where it surfaces first",
+    ),
+    Signature(
+        "fp8_type_not_on_this_gpu",
+        "",
+        r"type (?P<what>fp8\w+) not supported in this architecture",
+        "crash",
+        "cause",
+        "Triton cannot compile {what} for this GPU: e4m3 kernels need compute capability 8.9 or more",
+        "a KV cache and weights that this GPU computes with (bfloat16, or fp8_e5m2 where the backend takes it)",
+        "Triton's own message, seen on compute capability 8.0 and 8.6",
         unsupported=True,
         do_not="disabling CUDA graphs: capture is only where it surfaces first",
     ),
@@ -391,9 +406,20 @@ SIGNATURES: tuple[Signature, ...] = (
         phase="serving",
     ),
     Signature(
+        "nccl_out_of_memory",
+        "",
+        r"(?:NCCL error|nccl\w*Error)[\s\S]{0,600}Cuda failure (?:\d+ )?'?out of memory",
+        "oom",
+        "cause",
+        "NCCL found no GPU memory for its buffers: the GPU is full, or another process holds it",
+        "see who holds the GPU (nvidia-smi); else lower --mem-fraction-static or NCCL's buffers (NCCL_BUFFSIZE)",
+        "NCCL's last error, as torch prints it",
+    ),
+    Signature(
         "gpu_out_of_memory",
         "",
         r"(?:CUDA|HIP|NPU|XPU) out of memory|OutOfMemoryError|CUDA OOM\b|CUDA error: out of memory|"
+        r"Cuda failure (?:\d+ )?'?out of memory|"
         r"cudaErrorMemoryAllocation"
         r"|CUBLAS_STATUS_ALLOC_FAILED",
         "oom",
@@ -962,6 +988,8 @@ MAX_EVENTS = 400
 _MAX_BLOCK_LINES = 2000
 
 
+#: Rows that say that the token pool has no free slot: nothing failed to allocate.
+_POOL_SLOTS = ("pool_out_of_memory", "retract_failed")
 #: What to do about a GPU that ran out of memory, by what the server was doing.
 _OOM_DO: dict[str, str] = {
     "loading_weights": "the weights do not fit: more GPUs (--tp-size), a smaller quantization, and see who else holds "
@@ -1155,6 +1183,8 @@ class FailureReader:
                 if row and last.row is None:
                     last.row, last.match = row, match
                 last.text = f"{last.text} {text.strip()}"[:1000]
+                if last.row and last.row.id == "nccl":  # what it wanted stands in its last line
+                    last.row, last.match = _signature(last.text)
                 block.tail += 1
             elif _EXCEPTION.match(text) or _signature(text)[0]:
                 self._finish_exception(line, text)
@@ -1358,6 +1388,7 @@ class FailureReader:
             exit_signal=signal,
             exit_seen=ended or exit_code is not None,
             out_of_memory=oom,
+            gpu_memory_oom=failure_class in ("oom_at_startup", "oom_runtime") and ident not in _POOL_SLOTS,
             graph_related=bool(row and row.graph_related) or (row is None and phase == "capturing_graphs" and known),
             hardware_fault=bool(row and row.hardware_fault),
             source=row.source if row else rule.source if rule else None,

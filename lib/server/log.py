@@ -598,6 +598,8 @@ class LogReader:
     def _begins_launch(self, line: Line) -> bool:
         """Whether a new start begins here and the one before it had come to something (ready, stopped or dead)."""
         text = line.text
+        if "Load weight begin" in text:  # a server that was ready loads no weights again: its first lines are missing here
+            return self.ready is not None
         if "sglang" not in text and "systemd" not in line.quote[:200] and "error: " not in text:
             return False
         if self.ready is None and self.stop is None and not any(event.fatal for event in self.failures.events):
@@ -632,7 +634,7 @@ class LogReader:
 
     def _kv(self, line: Line, text: str) -> None:
         match = KV_LINE.search(text)
-        if match:
+        if match and (match["tokens"] or match["k"] or match["kv"]):
             self._keep(
                 "kv",
                 {
@@ -1198,8 +1200,10 @@ class LogReader:
     def _pools(self) -> list[KvPool]:
         groups: dict[tuple[str | None, int], list[dict[str, Any]]] = {}
         by_rank: dict[str | None, list[dict[str, Any]]] = {}
+        told_at_end = bool(self.capacity and self.capacity[1].get("max_total_num_tokens", "").isdigit())
         for entry in self.facts["kv"]:
-            by_rank.setdefault(entry["line"].rank, []).append(entry)
+            if entry["tokens"] or told_at_end:  # SGLang 0.4.2 and before print the sizes alone, and the tokens once at the end
+                by_rank.setdefault(entry["line"].rank, []).append(entry)
         ends: dict[str | None, list[int]] = {}
         for line, _ in self.facts["pool_end"]:
             ends.setdefault(line.rank, []).append(line.number)
@@ -1241,7 +1245,7 @@ class LogReader:
 
     def _pool(self, entry: Mapping[str, Any], role: str, label: str, known: str) -> KvPool:
         line: Line = entry["line"]
-        tokens = _plain_int(entry["tokens"])
+        tokens = _plain_int(entry["tokens"] or self.capacity[1]["max_total_num_tokens"])  # type: ignore[index]
         k, v, kv = _number(entry["k"]), _number(entry["v"]), _number(entry["kv"])
         dtype, by = entry["dtype"], "line"
         if dtype is None:

@@ -393,8 +393,8 @@ NUM = r"-?\d{1,15}(?:\.\d{1,15})?"
 KV_LINE = re.compile(
     rf"(?:(?<![\w-])(?P<label>[A-Z][\w-]{{0,40}}(?: [\w-]{{1,40}})??) )?KV Cache (?P<state>is allocated|VA upper bound)\. (?:dtype: "
     rf"(?:torch\.)?(?P<dtype>[\w]+), ?)?"
-    rf"#tokens: (?P<tokens>\d(?:,?\d){{0,24}})(?:, *(?:K(?: size:?)? (?P<k>{NUM}) ?GB, *V(?: size:?)? (?P<v>{NUM}) ?GB|"
-    rf"KV(?: size:?)? (?P<kv>{NUM}) ?GB)|(?![\d,]))"
+    rf"(?:#tokens: (?P<tokens>\d(?:,?\d){{0,24}})(?:, *(?=KV? ?[-\d]|KV? size)|(?![\d,])))?"
+    rf"(?:K(?: size:?)? (?P<k>{NUM}) ?GB, *V(?: size:?)? (?P<v>{NUM}) ?GB|KV(?: size:?)? (?P<kv>{NUM}) ?GB)?"
 )
 POST_CAPTURE = re.compile(
     rf"Post-capture KV sizing: (?P<draft>draft )?KV cache allocated\. dtype: (?:torch\.)?(?P<dtype>\w+), #tokens: "

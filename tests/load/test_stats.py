@@ -165,3 +165,28 @@ def test_a_median_of_few_says_how_seldom_its_interval_holds() -> None:
     few = stats.bootstrap_percentile([1.0, 2.0, 3.0], 50)
     assert few.low is not None and "at most 75%" in str(few.reason)
     assert stats.bootstrap_percentile(list(range(6)), 50).reason is None
+
+
+@pytest.mark.parametrize(("n", "q"), [(40, 50.0), (40, 90.0), (7, 50.0), (401, 99.0), (3, 50.0)])
+def test_a_percentiles_replicates_are_those_of_resampling(n: int, q: float) -> None:
+    """Drawn by order statistics or by resampling in full: the same distribution (two-sample Kolmogorov-Smirnov, 1e-4)."""
+    values = np.sort(np.random.default_rng(5).lognormal(size=n))
+    ours = np.concatenate([stats._percentile_replicates(values, q, seed) for seed in range(20)])
+    draws = np.random.default_rng(99).integers(0, n, (20_000, n))
+    full = np.percentile(values[draws], q, axis=1)
+    both = np.sort(np.concatenate([ours, full]))
+    apart = np.abs(
+        np.searchsorted(np.sort(ours), both, side="right") / ours.size
+        - np.searchsorted(np.sort(full), both, side="right") / full.size
+    ).max()
+    assert apart < np.sqrt(np.log(2 / 1e-4) / 2 * (1 / ours.size + 1 / full.size)), apart
+
+
+def test_a_means_replicates_are_those_of_resampling() -> None:
+    """Their spread is the standard error of the mean, their middle the mean; a constant has none of either."""
+    values = np.random.default_rng(1).exponential(size=300)
+    made = stats._resampled_means(values, 3)
+    assert made.size == stats.BOOTSTRAP_REPEATS
+    assert made.mean() == pytest.approx(values.mean(), abs=4 * values.std() / np.sqrt(300 * made.size))
+    assert made.std() == pytest.approx(values.std() / np.sqrt(300), rel=0.1)
+    assert (stats._resampled_means(np.full(5, 2.5), 0) == 2.5).all()

@@ -186,3 +186,13 @@ def test_kimi_layer_ids_must_share_out_the_layers() -> None:
 def test_draft_layers(name: str, config: dict[str, Any], layers: int | None) -> None:
     """MTP layers as declared: a real zero stays zero, and no field is unknown, not zero."""
     assert architecture({"architectures": [name]} | RICH | config).draft_layers == layers
+
+
+def test_dbrx_keeps_its_own_names() -> None:
+    """d_model, n_heads, n_layers, attn_config.kv_n_heads (SGLang: model_config.py, get_total_num_kv_heads)."""
+    config = {
+        "architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40,
+        "attn_config": {"kv_n_heads": 8}, "torch_dtype": "bfloat16", "vocab_size": 100352,
+    }  # fmt: skip
+    checkpoint = checkpoint_from_configs(config)
+    assert kv_bytes_per_token(checkpoint, 1, "bf16").per_gpu == 40 * 8 * 128 * 2 * 2

@@ -51,6 +51,8 @@ EXAMPLES: dict[str, str] = {
     "needs_newer_gpu": "ValueError: TRTLLM MHA backend for prefill is only supported on Blackwell GPUs (SM100). Please use a different prefill backend.",
     "needs_cpu_feature": "ValueError: CPU FP8 KV cache requires Intel AMX support.",
     "combination_unsupported": "ValueError: EAGLE is not supported in decode attention backend torch_native",
+    "fp8_type_not_on_this_gpu": "ValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e5')\")",
+    "nccl_out_of_memory": "torch.distributed.DistBackendError: NCCL error, unhandled cuda error. Last error: Cuda failure 2 'out of memory'",
     "no_kernel_image": "RuntimeError: RMSNorm failed with error code no kernel image is available for execution on the device",
     "kernel_download_failed": "AssertionError: Failed to get checksums.txt from 481dce/batched_gemm//checksums.txt",
     "no_cuda_device": "RuntimeError: No CUDA GPUs are available",
@@ -839,3 +841,37 @@ def test_the_kernel_says_that_it_killed() -> None:
     """With the kernel's line the question who killed is answered."""
     found = classify(["Memory cgroup out of memory: Killed process 99231 (python3)"], exit_code=137)
     assert found is not None and found.failure_class == "oom_killed" and found.values["oom_killer"] is True
+
+
+def test_nccl_without_gpu_memory_is_out_of_memory() -> None:
+    """The cause stands in the message's last line, three lines below the exception; the token pool's end is another thing."""
+    lines = [
+        "[2025-12-02 13:00:44 TP0] Init torch distributed begin.",
+        "[2025-12-02 13:00:46 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        '  File "/srv/site/sglang/srt/distributed/parallel_state.py", line 300, in __init__',
+        "    self.nccl = PyNcclCommunicator(group)",
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, unhandled cuda error, NCCL version 2.21.5",
+        "ncclUnhandledCudaError: Call to CUDA function failed.",
+        "Last error:",
+        "Cuda failure 2 'out of memory'",
+        "",
+    ]
+    failure = need(classify(lines))
+    assert (failure.id, failure.failure_class, failure.gpu_memory_oom) == ("nccl_out_of_memory", "oom_at_startup", True)
+    without = need(classify([*lines[:-2], "Cuda failure 1 'invalid argument'", ""]))
+    assert (without.id, without.gpu_memory_oom) == ("nccl", False)
+    slots = need(classify(["[2025-12-02 13:00:46] Prefill out of memory. Try to lower your batch size."]))
+    assert slots.out_of_memory and not slots.gpu_memory_oom
+
+
+def test_a_compile_error_under_capture_is_not_the_graphs_fault() -> None:
+    """Triton cannot compile e4m3 for an A100: it would fail without graphs too."""
+    lines = [
+        "[2025-12-02 13:00:44 TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=9.02 GB",
+        "[2025-12-02 13:00:46 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+        "triton.compiler.errors.CompilationError: at 44:15:",
+        "ValueError(\"type fp8e4nv not supported in this architecture. The supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")",
+        "",
+    ]
+    failure = need(classify(lines))
+    assert (failure.id, failure.phase, failure.graph_related) == ("fp8_type_not_on_this_gpu", "capturing_graphs", False)

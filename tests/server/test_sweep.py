@@ -18,7 +18,7 @@ import pytest
 
 from lib.errors import BadParams, Busy, NotMeasured, NotStopped
 from lib.hosts import local
-from lib.load import metrics
+from lib.load import bench_rows, metrics
 from lib.params import SweepParams
 from lib.records import OUTCOMES
 from lib.report import figures, tables
@@ -260,12 +260,15 @@ def test_signs_where_nothing_is_expected(tmp_path: Path, text: str, its: str, na
 def test_a_speed_that_is_the_clients_own_is_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that lagged: no speed, invalid; the comparison with the reference stands. Without that: speeds, and a choice."""
     monkeypatch.setattr(sweep, "take_calibration", no_calibration)
+    for name in ("LAG_P50_FLOOR_S", "LAG_P99_FLOOR_S", "CPU_FRAC_LIMIT"):  # a loaded machine is not what is tested here
+        monkeypatch.setattr(metrics, name, 10.0)
     place = Place(tmp_path, [candidate("")], speed_repeats=2, speed_concurrency=2, speed_output_len=4)
     done = place.sweep()
     assert outcomes_of(done) == {"ref": "works", "triton": "works"} and "tok/s" in done.choice.why
     assert all(t.speed.value and t.speed.n == 2 for t in done.tried)
     late = metrics.ClientVerdict("client_bound", ("client lag p99 9 ms, limit 2 ms",))
     monkeypatch.setattr(metrics, "client_verdict", lambda _: late)
+    bench_rows._read.cache_clear()  # levels keep their summary
     bound = place.sweep(offline=True)
     assert outcomes_of(bound) == {"ref": "client_bound", "triton": "client_bound"}
     assert all(t.speed.value is None and "client lag p99 9 ms" in (t.speed.reason or "") for t in bound.tried)

@@ -1,0 +1,24 @@
+"""`--outputs PLACE` of commands that read runs: another folder, or an object store through its local copy."""
+
+from __future__ import annotations
+
+import os
+
+
+def use_outputs(place: str | None) -> None:
+    """Makes a place the outputs folder of this process; the local copy of an object store is brought up to date first.
+
+    Raises:
+        BadInput: no such scheme, or papermill's extra is not installed.
+        StoreError: the store can't be read.
+    """
+    if not place:
+        return
+    from lib.batch.outputs import local_copy, refresh
+    from lib.batch.storage import FolderStore, store_of
+
+    store = store_of(place)
+    here = local_copy(store)
+    if not isinstance(store, FolderStore):
+        refresh(store, here)
+    os.environ["WORKBOOK_OUTPUTS"] = str(here)
