@@ -13,9 +13,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lib.migrations import NewerVersion, notebook_result, run_result
 from lib.params import NOTEBOOKS
 from lib.records import Measured, NotebookResult, RunResult, Verdict
 from lib.server.redact import redact_text
+
+_UNREADABLE = (OSError, UnicodeError, ValueError, ValidationError, NewerVersion)
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,16 @@ def index_rows(folder: Path, path: str) -> tuple[tuple[Any, ...], list[tuple[Any
 
 
 def _run_of(folder: Path) -> RunResult | None:
-    with contextlib.suppress(OSError, UnicodeError, ValidationError):
-        return RunResult.model_validate_json((folder / "result.json").read_text(encoding="utf-8"))
+    with contextlib.suppress(*_UNREADABLE):
+        return run_result((folder / "result.json").read_text(encoding="utf-8"))
     return None
 
 
 def _results_of(folder: Path, run: RunResult | None) -> list[NotebookResult]:
     found = []
     for number in NOTEBOOKS:
-        with contextlib.suppress(OSError, UnicodeError, ValidationError):
-            text = (folder / f"{number}.result.json").read_text(encoding="utf-8")
-            result = NotebookResult.model_validate_json(text)
+        with contextlib.suppress(*_UNREADABLE):
+            result = notebook_result((folder / f"{number}.result.json").read_text(encoding="utf-8"))
             if result.notebook == number and (run is None or result.run_id == run.run_id):
                 found.append(result)
     return found
