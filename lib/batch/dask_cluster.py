@@ -6,6 +6,7 @@ A cluster file is YAML: `kind: ssh` with hosts, or `kind: slurm` with what a job
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -123,7 +124,7 @@ def ssh_cluster(spec: SSHSpec) -> SpecCluster:
                 "kwargs": {
                     "nthreads": machine.tasks, "resources": machine.resources(), "memory_limit": 0, "death_timeout": 60,
                 },
-                "remote_python": f"env -C {spec.folder} {machine.python or spec.python}",
+                "remote_python": _python(spec, machine.python),
             },
         }
         for machine in spec.hosts
@@ -136,13 +137,18 @@ def ssh_cluster(spec: SSHSpec) -> SpecCluster:
             "cls": ssh.Scheduler,
             "options": {
                 "address": spec.scheduler, "connect_options": connect, "kwargs": listen,
-                "remote_python": f"env -C {spec.folder} {spec.python}",
+                "remote_python": _python(spec),
             },
         }
         if spec.scheduler
         else {"cls": Scheduler, "options": listen}
     )  # fmt: skip
     return SpecCluster(workers, scheduler, name="workbook-ssh")
+
+
+def _python(spec: SSHSpec, own: str | None = None) -> str:
+    """The interpreter in the project's folder, as words of a shell."""
+    return shlex.join(["env", "-C", spec.folder, own or spec.python])
 
 
 def slurm_cluster(spec: SlurmSpec, scale: bool = False) -> Any:
@@ -161,7 +167,7 @@ def slurm_cluster(spec: SlurmSpec, scale: bool = False) -> Any:
         interface=spec.interface,
         python=spec.python,
         job_extra_directives=["--nodes=1", "--exclusive", *spec.directives],
-        job_script_prologue=[*spec.prologue, f"cd {spec.folder}"],
+        job_script_prologue=[*spec.prologue, f"cd {shlex.quote(spec.folder)}"],
         worker_extra_args=["--resources", resources, "--memory-limit", "0"],
         log_directory=f"{spec.folder}/{spec.log_folder}",
     )

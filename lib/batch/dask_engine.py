@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from distributed import Client, Future
@@ -27,6 +28,7 @@ from lib.batch.dask_flow import Flow
 from lib.batch.engine import Listener
 from lib.batch.hand_over import HOST, host_names, sharing_faults, taken
 from lib.batch.matrix import Cell
+from lib.batch.storage import is_url, store_of
 from lib.batch.tasks import Identity, Task, TaskRecord
 from lib.errors import BadInput, HostError, WorkbookError
 
@@ -46,6 +48,7 @@ class DaskEngine:
         self.client, self.cluster, self.wait_s = client, cluster, wait_s
         self.events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.topic = f"workbook-{uuid.uuid4().hex[:8]}"
+        self.mark = f".seen/{self.topic}"
         client.subscribe_topic(self.topic, lambda event: self.events.put(("event", event[1])))
         info = client.scheduler_info(n_workers=0)
         self.address = str(info["address"])
@@ -129,11 +132,35 @@ class DaskEngine:
     # tasks -----------------------------------------------------------------------------------------------------------
     def run(self, tasks: Sequence[Task], outputs: str, listen: Listener) -> Iterator[TaskRecord]:
         """Runs tasks; the next task of a host is handed over when one there ends, so that the scheduler holds few."""
-        flow = Flow(self, tasks, outputs, listen)
+        place = outputs if is_url(outputs) else str(Path(outputs).resolve())
+        flow = Flow(self, tasks, place, listen)
+        with self._seen(place):
+            try:
+                yield from flow.records()
+            finally:
+                flow.end()
+
+    @contextlib.contextmanager
+    def _seen(self, outputs: str) -> Iterator[None]:
+        """A mark in the outputs for as long as they are used; every worker must see it.
+
+        Raises:
+            BadInput: a worker does not: the folder is another one there, or its store can't be reached.
+        """
+        store = store_of(outputs)
+        store.put(self.mark, b"in use")
         try:
-            yield from flow.records()
+            serving = [address for address, worker in self.workers().items() if host_names(worker)]
+            answers = self.client.run(dask_worker.blind, outputs, self.mark, workers=serving, on_error="return")
+            if faults := sorted({str(why) for why in answers.values() if why is not None}):
+                raise BadInput(
+                    "outputs that every worker sees",
+                    "; ".join(faults)[:600],
+                    "name a folder that all share, or s3://BUCKET/PREFIX",
+                )
+            yield
         finally:
-            flow.end()
+            store.remove(self.mark)
 
     def close(self) -> None:
         """Lets go of the scheduler; ends it and its workers where they were started for this run."""
@@ -148,8 +175,9 @@ class DaskEngine:
         served = [a for a, w in self.workers().items() if task.resources.host in host_names(w)] if without else []
         allowed = [address for address in served if address not in without] or None
         future = self.client.submit(
-            dask_worker.run_task, task.model_dump_json(), outputs, submission, self.topic, workers=allowed, pure=False,
-            key=f"{task.cell} {task.number}-{submission}-{len(without)}", resources=taken(task.resources),
+            dask_worker.run_task, task.model_dump_json(), outputs, submission, self.topic, self.mark,
+            key=f"{task.cell} {task.number}-{submission}-{len(without)}", resources=taken(task.resources), pure=False,
+            workers=allowed, allow_other_workers=allowed is not None,
         )  # fmt: skip
         future.add_done_callback(lambda done: self.events.put(("done", str(done.key))))
         return future

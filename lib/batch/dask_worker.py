@@ -27,7 +27,7 @@ from lib.batch.matrix import Cell
 from lib.batch.one_task import INTERRUPTED, MARK
 from lib.batch.storage import store_of
 from lib.batch.tasks import Task, TaskRecord
-from lib.errors import HostError
+from lib.errors import HostError, WorkbookError
 from lib.params import ROOT
 
 #: Seconds between two looks whether the task is still wanted.
@@ -71,7 +71,16 @@ def identify_cells(cells: Sequence[str]) -> dict[str, str]:
     return {(cell := Cell.model_validate_json(text)).id: identify(cell).model_dump_json() for text in cells}
 
 
-def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
+def blind(outputs: str, mark: str) -> str | None:
+    """Why this machine does not see a mark in the outputs; None if it does."""
+    try:
+        seen = store_of(outputs).get(mark) is not None
+    except WorkbookError as error:
+        return f"{machine()}: {error}"
+    return None if seen else f"{machine()} sees other outputs at {outputs}"
+
+
+def run_task(text: str, outputs: str, submission: str, topic: str, mark: str) -> str:
     """Run one task (JSON) and return its record (JSON); called by the scheduler, again elsewhere where a host was lost.
 
     An attempt of the same submission that was committed before its host was lost is taken as it is.
@@ -79,6 +88,7 @@ def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
     Args:
         submission: six letters that name what was asked for once; every attempt's name begins with them.
         topic: where events go: {event, key, host, machine, attempt, text}.
+        mark: a file in the outputs that this machine must see.
 
     Raises:
         HostError: nothing could be run or stored here; another host may do it.
@@ -99,6 +109,8 @@ def run_task(text: str, outputs: str, submission: str, topic: str) -> str:
     def tell(event: str, said: str = "") -> None:
         worker.log_event(topic, {**base, "event": event, "text": said})
 
+    if why := blind(outputs, mark):
+        raise HostError("outputs that every worker sees", why)
     earlier = next((r for r in commits(outputs, task.key) if r.attempt.startswith(submission)), None)
     if earlier is not None:
         tell("taken over", earlier.attempt)

@@ -38,8 +38,8 @@ def cluster() -> Iterator[LocalCluster]:
 
 @pytest.fixture
 def engine(cluster: LocalCluster) -> Iterator[DaskEngine]:
-    """The engine on them; hosts are given up after 3 s."""
-    made = DaskEngine(Client(cluster, set_as_default=False), wait_s=3.0)
+    """The engine on them; hosts are given up after 1 s."""
+    made = DaskEngine(Client(cluster, set_as_default=False), wait_s=1.0)
     yield made
     made.close()
 
@@ -235,3 +235,16 @@ def test_identify_refuses_two_workers_of_one_machine_and_different_ones(
     monkeypatch.setattr(dask_worker, "about", lambda: {"machine": "m", "code": "another"})
     with pytest.raises(BadInput, match="other code on m"):
         engine.identify([cell])
+
+
+def test_a_worker_that_sees_other_outputs_is_refused(
+    engine: DaskEngine, outputs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is not shared would take results that nobody finds; the mark goes when the run ends."""
+    Work(monkeypatch, 0.05)
+    assert [r.state for r in engine.run([task(1)], outputs, lambda _: None)] == ["done"]
+    assert not any((Path(outputs) / ".seen").iterdir())
+    real = dask_worker.store_of
+    monkeypatch.setattr(dask_worker, "store_of", lambda place: real(f"{place}-of-its-own"))
+    with pytest.raises(BadInput, match="sees other outputs"):
+        list(engine.run([task(2)], outputs, lambda _: None))

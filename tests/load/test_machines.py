@@ -133,3 +133,22 @@ def test_a_key_that_the_machine_lacks_is_named() -> None:
     """Keys are never sent to machines; one that has none says so."""
     with pytest.raises(ServerError, match="NO_SUCH_KEY"):
         far_worker._with_own_clock(b'{"api_key_env": "NO_SUCH_KEY"}\nrest')
+
+
+def test_an_interrupt_keeps_what_was_sent(two_machines: Callable[[str, int, str], None], tmp_path: Path) -> None:
+    """Ctrl-C in the middle: every machine stops, and the record has what was answered until then."""
+    told: list[int] = []
+
+    def progress(state: dict[str, Any]) -> None:
+        if state["done"] and not told:
+            told.append(state["done"])
+            raise KeyboardInterrupt
+
+    out = tmp_path / "level.jsonl"
+    with judge.running_judge(judge.Plan(step_s=0.1, stall_s=0.2, first_min_s=0.02, first_max_s=0.05)) as server:
+        sender = machines.MachinesSender(2, "127.0.0.1", two_machines)
+        with pytest.raises(KeyboardInterrupt):
+            send(sender, server.base_url, out, progress=progress)
+    level = client.read_level(out)
+    assert level.header["stopped"] == "interrupted" and 0 < len(level.requests) < 12
+    assert level.header["client"]["clocks"]["skew_bound_s"] > 0
