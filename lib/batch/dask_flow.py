@@ -94,7 +94,7 @@ class Flow:
             for key, going in list(self.going.items()):
                 if going.task.resources.host == name:
                     going.future.cancel()
-                    del self.going[key]
+                    del self.going[key], self.by_submission[going.submission]
                     yield _record(going.task, "lost", why, going)
             for task in self.hand_over.give_up(name):
                 yield _record(task, "lost", why)
@@ -127,6 +127,7 @@ class Flow:
     def _ended(self, name: str) -> TaskRecord | None:
         """The record of a task whose future has ended; None if it is tried again elsewhere."""
         going = self.going.pop(name)
+        del self.by_submission[going.submission]  # and with it the future, whose result the scheduler lets go then
         task, status = going.task, going.future.status
         if status == "finished":
             record = TaskRecord.model_validate_json(going.future.result())
