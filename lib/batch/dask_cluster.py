@@ -5,6 +5,7 @@ A cluster file is YAML: `kind: ssh` with hosts, or `kind: slurm` with what a job
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shlex
 from pathlib import Path
@@ -102,6 +103,7 @@ def start_cluster(spec: SSHSpec | SlurmSpec) -> Any:
     Raises:
         HostError: a host can't be reached, or no worker starts there.
     """
+    _be_quiet()
     try:
         return ssh_cluster(spec) if isinstance(spec, SSHSpec) else slurm_cluster(spec, scale=True)
     except Exception as error:  # noqa: BLE001  (asyncssh, dask, Slurm's own command: each has errors of its own)
@@ -182,10 +184,32 @@ def connect(address: str) -> Client:
     Raises:
         BadInput: nothing answers at that address.
     """
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what goes wrong is said once, without a traceback
+    _be_quiet()
     try:
         return Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, TimeoutError, ValueError, ImportError) as error:
         raise BadInput(
             f"a dask scheduler at {address}", f"{type(error).__name__}: {str(error)[:300]}", "start one: dask scheduler"
         ) from error
+
+
+def end(client: Client, cluster: Any = None) -> None:
+    """Lets go of a scheduler; with the cluster that was started for it, its workers are closed first.
+
+    They are told by the scheduler: ssh alone would leave them behind where a host's sshd passes no signals on (root's does not
+    without privilege separation), for the minute that they wait for a scheduler.
+    """
+    if cluster is not None:
+        with contextlib.suppress(Exception):  # noqa: BLE001  (whatever is gone already need not be ended)
+            client.retire_workers(close_workers=True, remove=True)
+    with contextlib.suppress(Exception):  # noqa: BLE001
+        client.close(timeout=10)
+    if cluster is not None:
+        with contextlib.suppress(Exception):  # noqa: BLE001
+            cluster.close(timeout=20)
+
+
+def _be_quiet() -> None:
+    """What goes wrong is said once, by this project, without a traceback."""
+    for name in ("distributed", "asyncssh", "dask_jobqueue"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

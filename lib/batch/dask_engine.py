@@ -24,6 +24,7 @@ from typing import Any
 from distributed import Client, Future
 
 from lib.batch import dask_worker
+from lib.batch.dask_cluster import end
 from lib.batch.dask_flow import Flow
 from lib.batch.engine import Listener
 from lib.batch.hand_over import HOST, host_names, sharing_faults, taken
@@ -164,11 +165,7 @@ class DaskEngine:
 
     def close(self) -> None:
         """Lets go of the scheduler; ends it and its workers where they were started for this run."""
-        with contextlib.suppress(Exception):  # noqa: BLE001  (nothing that is left to do depends on it)
-            self.client.close(timeout=10)
-        if self.cluster is not None:
-            with contextlib.suppress(Exception):  # noqa: BLE001
-                self.cluster.close(timeout=30)
+        end(self.client, self.cluster)
 
     def submit(self, task: Task, outputs: str, submission: str, without: Sequence[str]) -> Future:
         """Hand a task to the scheduler, to any worker that serves its host except those named."""

@@ -64,15 +64,11 @@ def load_senders(args: argparse.Namespace) -> Iterator[DaskSenders | None]:
     from lib.batch.dask_load import DaskSenders
 
     cluster = dask_cluster.start_cluster(dask_cluster.read_cluster(Path(args.cluster))) if args.cluster else None
+    client = dask_cluster.connect(cluster.scheduler_address if cluster else args.scheduler)
     try:
-        client = dask_cluster.connect(cluster.scheduler_address if cluster else args.scheduler)
-        try:
-            yield DaskSenders(client, args.serving, args.machines, args.listen, args.max_skew)
-        finally:
-            client.close()
+        yield DaskSenders(client, args.serving, args.machines, args.listen, args.max_skew)
     finally:
-        if cluster is not None:
-            cluster.close()
+        dask_cluster.end(client, cluster)
 
 
 def need_packages() -> None:

@@ -28,7 +28,7 @@ from tests.batch import s3_server, standin
 from tests.lab import faults
 from tests.lab.lab import Lab
 
-CONFIGURATIONS = 6
+CONFIGURATIONS = 4
 SECONDS = 4.0
 
 
@@ -43,7 +43,7 @@ def s3(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with small notebooks, and a matrix of six configurations on hosts called `pool`."""
+    """A project with small notebooks, and a matrix of five configurations on hosts called `pool`."""
     made = standin.make_project(tmp_path / "project", ("03",))
     row = {"server": {"flags": {}}}
     matrix = {
@@ -103,28 +103,58 @@ def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
     return found
 
 
-def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
-    lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str
-) -> None:
-    """Seven notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
+@pytest.fixture
+def started(lab: Lab, guest: Host, project: Path, s3: str) -> Iterator[tuple[subprocess.Popen[str], SSHHost]]:
+    """A matrix that runs on both hosts, and the second host, in the middle of its first task."""
     with lab.ssh("guest-102") as other:
         for host in (guest, other):
             put_project(host, project)
         arguments = ["run", "--matrix", "pool", "--engine", "dask", "--cluster", str(cluster_file(lab, project))]
         with running(project, *arguments, "--outputs", s3) as process:
-            until(lambda: faults.alive(other, "lib.batch.one_task") or process.poll() is not None)
+            until(lambda: faults.alive(other, "ipykernel_launcher") or process.poll() is not None)
             assert process.poll() is None, (project / "stderr.txt").read_text()
-            time.sleep(2.0)
-            hypervisor.run(["pct", "stop", "102"]).check("the host is gone")
-            out, _ = process.communicate(timeout=120)
-    hypervisor.run(["pct", "start", "102"]).check("the host is back")
+            time.sleep(1.0)
+            yield process, other
+
+
+def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
+    lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str, started: tuple[subprocess.Popen[str], SSHHost]
+) -> None:
+    """Five notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
+    process, _ = started
+    hypervisor.run(["pct", "stop", "102"]).check("the host is gone")
+    try:
+        out, _ = process.communicate(timeout=120)
+    finally:
+        hypervisor.run(["pct", "start", "102"]).check("the host is back")
     said = (project / "stderr.txt").read_text()
     assert process.returncode == 0, said + out
     assert "dashboard http://" in said and "is gone; again on ct101" in said, said
     check_the_record(s3, project)
-    assert not faults.alive(guest, "lib.batch.one_task") and not faults.alive(guest, "distributed.cli")
-    until(lambda: "ssh-ed25519" in subprocess.run(
-        ["ssh-keyscan", "-T", "1", "-t", "ed25519", lab.address(102)], capture_output=True, text=True).stdout)  # fmt: skip
+    assert not faults.alive(guest, "lib.batch.one_task")
+    until(lambda: not faults.alive(guest, "distributed.cli"), 20)
+    until(lambda: "ssh-ed25519" in keyscan(lab.address(102)), 30)
+
+
+def test_a_host_that_is_cut_off_ends_its_task_which_goes_elsewhere(
+    lab: Lab, hypervisor: SSHHost, project: Path, s3: str, started: tuple[subprocess.Popen[str], SSHHost]
+) -> None:
+    """Its cable is pulled: the other host does its task, and it stops by itself what nobody waits for any more."""
+    process, _ = started
+    behind = lab.pct(102, hypervisor)
+    with faults.network_cut(lab, 102):
+        out, _ = process.communicate(timeout=120)
+        assert faults.gone(behind, "lib.batch.one_task", 60) is not None
+    said = (project / "stderr.txt").read_text()
+    assert process.returncode == 0 and "is gone; again on ct101" in said, said + out
+    check_the_record(s3, project)
+    behind.run(["pkill", "-KILL", "-f", "distributed.cli"])
+
+
+def keyscan(address: str) -> str:
+    """The host key that an address shows, empty where no sshd answers."""
+    words = ["ssh-keyscan", "-T", "1", "-t", "ed25519", address]
+    return subprocess.run(words, capture_output=True, text=True).stdout
 
 
 def check_the_record(s3: str, project: Path) -> None:
