@@ -42,7 +42,8 @@ time.sleep(float(os.environ.get("STANDIN_SLEEP", "0")))
 flags = run.profile.server.flags
 if flags.get("max_total_tokens") == 13: raise RuntimeError("thirteen")
 seen = sorted(run.earlier())
-(run.raw / "seen.txt").write_text(str([seen, run.params.model_dump().get("concurrency")]))
+raw = run.raw / "seen.txt"
+if not raw.exists(): raw.write_text(str([seen, run.params.model_dump().get("concurrency")]))  # evidence is written once
 verdict = Verdict(id="saw", claim="it saw what it reads", status="fail" if flags.get("max_total_tokens") == 7 else "pass",
     measured=Measured(value=len(seen), n=1), reason="counted", evidence=[Evidence(path="raw/{number}/seen.txt", line=1)])
 run.finish("stand-in {number}", "Does it run?", [verdict], "keep it")

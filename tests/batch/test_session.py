@@ -236,6 +236,23 @@ def test_pruning_the_old_run_leaves_the_taken_over_evidence(tmp_path: Path) -> N
     )
 
 
+def test_prune_takes_what_was_cut_off_only_above_the_limit_and_never_what_is_worked_in(tmp_path: Path) -> None:
+    """An abandoned attempt and a local copy of a store go before runs; an attempt whose lock is held stays."""
+    outputs = tmp_path / "outputs"
+    go(str(outputs), FakeEngine(), cell())
+    left, held = (outputs / attempts.place("a" * 64, name) for name in ("left", "held"))
+    for folder in (left, held):
+        (folder / "r/raw").mkdir(parents=True)
+        (folder / "r/raw/x").write_bytes(bytes(1000))
+        (folder / ".lock").touch()
+    assert plan_prune(outputs, 10**9).removals == []
+    with attempts.working_in(held):
+        plan = plan_prune(outputs, 0, keep=1)
+        assert {r.path.rpartition("/")[2] for r in plan.removals} == {"left", "held"}
+        assert [p.rpartition("/")[2] for p in carry_out(outputs, plan)] == ["held: somebody works in it"]
+    assert held.exists() and not left.exists() and list((outputs / "m.model.here.small").glob("*/result.json"))
+
+
 def test_a_reader_never_sees_half_a_run(outputs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whenever an index lies in the store, every file that its done notebooks are made of is there, whole."""
     store = store_of(outputs)
