@@ -29,6 +29,7 @@ run: ## the same for some notebooks: make run NB=03,05
 lab: ## JupyterLab on the notebooks, reachable from this machine only
 	$(SETUP) all
 	@$(BIN)/jupyter lab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks \
+		--LabApp.news_url=None --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate --LabApp.extension_manager=readonly \
 		$(if $(filter 0,$(shell id -u)),--allow-root)
 
 test: ## set up, then all tests, also those against real servers, hosts and a browser

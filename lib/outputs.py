@@ -8,6 +8,8 @@ from pathlib import Path
 
 #: The folder of committed examples below outputs/; nothing there is a run of this machine.
 EXAMPLES = "examples"
+#: Where replays of packed runs go: copies, which are no runs either.
+REPLAYS = "replays"
 _ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -17,8 +19,8 @@ def outputs_root() -> Path:
 
 
 def run_folders(root: Path) -> list[Path]:
-    """Folders of runs below an outputs folder, in no order; the committed examples are none, so nothing takes or prunes them."""
-    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name != EXAMPLES]
+    """Folders of runs below an outputs folder, in no order; committed examples and replays of them are none, and not pruned."""
+    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name not in (EXAMPLES, REPLAYS)]
 
 
 def new_run_id() -> str:

@@ -71,6 +71,9 @@ class HostParams(_Params):
     load_client: Literal["host", "here"] = Field(
         default="host", description="where load is sent from: beside the server, or here through a forwarded port"
     )
+    silence_s: float = Field(
+        default=60.0, ge=5, description="a launched server ends by itself so long after the last word from here"
+    )
     client_python: str | None = Field(
         default=None, description="an interpreter there, 3.11 or newer, for the load client; None: server.python, else python"
     )
@@ -233,6 +236,10 @@ class BenchmarkParams(NotebookParams):
     budget_s: float | None = Field(
         default=None, gt=0, description="no level begins later than this after the first, no depth after the first depth"
     )
+    bench_serving: list[Annotated[int, Field(ge=1)]] = Field(
+        default=[], description="levels at which sglang.bench_serving sends the same requests to the same server beside this client"
+    )
+    bench_serving_repeats: int = Field(default=2, ge=1, description="of each pair; who goes first changes")
     smoke_prompt: str = "Write a Python function that merges two sorted lists."
     smoke_tokens: int = Field(default=128, ge=2)
     gap_timeout_s: float = Field(

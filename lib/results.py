@@ -33,13 +33,22 @@ import psutil
 import yaml
 
 from lib import __version__
-from lib.errors import BadInput, IdentityError, NotMeasured, ServerDied, ServerError, WorkbookError
+from lib.errors import (
+    BadInput,
+    HostTimeout,
+    HostUnreachable,
+    IdentityError,
+    NotMeasured,
+    ServerDied,
+    ServerError,
+    WorkbookError,
+)
 from lib.hosts import local
 from lib.hosts.local import ProcessId
 from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
-from lib.outputs import EXAMPLES, new_run_id, outputs_root, run_folders  # noqa: F401  (they were here; others import them)
+from lib.outputs import EXAMPLES, REPLAYS, new_run_id, outputs_root, run_folders  # noqa: F401  (they were here; others import them)
 from lib.params import (
     NOTEBOOKS,
     ROOT,
@@ -204,8 +213,9 @@ class ServerHandle:
 class NotebookRun:
     """What a notebook holds: its checked parameters, its servers, its measurements, its result."""
 
-    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool) -> None:
+    def __init__(self, number: str, params: NotebookParams, folder: Path, offline: bool, batch: bool = False) -> None:
         self.number, self.params, self.folder, self.offline = number, params, folder, offline
+        self.batch = batch  # papermill runs it: nobody is there to move a control
         self.profile: Profile = self._load_profile()
         self.raw = folder / "raw" / number
         self.raw.mkdir(parents=True, exist_ok=True)
@@ -282,6 +292,8 @@ class NotebookRun:
                 other.stop()  # one at a time: they would share the machine and falsify each other's numbers
         with self.inside_server():
             place = remote.place_of(self.profile.host)
+            if place is not None and not handle.beside:
+                remote.wait_gone_there(place, self.folder, self.say)
             if place is not None and handle.attached:
                 live: Answering = remote.RemoteAttached.attach_on(
                     place, handle.name, handle.params, self.raw / "servers"
@@ -309,8 +321,12 @@ class NotebookRun:
     # what servers and files say, from raw records ----------------------------------------------------------------
     def host(self) -> dict[str, Any]:
         """The server's machine as first seen by this notebook's run (raw record `host`)."""
-        there: dict[str, Any] = {"on": self.profile.host.model_dump()} if self.profile.host.remote else {}
-        return dict(self.measure("host", None, _write_host, **there).json("host.json"))
+        return dict(self.measure("host", None, _write_host, **self.there).json("host.json"))
+
+    @property
+    def there(self) -> dict[str, Any]:
+        """The argument `on` of measurements that are taken on the server's host; none where that is this machine."""
+        return {"on": self.profile.host.model_dump()} if self.profile.host.remote else {}
 
     def checkpoint(self, handle: ServerHandle) -> Checkpoint | None:
         """The checkpoint's small files and headers (raw record `checkpoint`); None for an attached server."""
@@ -426,6 +442,8 @@ class NotebookRun:
                     function(server, folder, **arguments)
             else:
                 function(folder, **arguments)
+        except (HostUnreachable, HostTimeout):
+            raise  # this says nothing about the server; a resumed run asks again
         except IdentityError as problem:
             error, invalid = self._died(server), str(problem)
         except WorkbookError as problem:
@@ -455,15 +473,14 @@ class NotebookRun:
         return stamp
 
     def _died(self, server: Answering | None) -> str | None:
-        """The cause in the log if this server's process has ended, else None."""
+        """The cause in the log if this server's process has ended, else None.
+
+        Raises:
+            HostUnreachable: its host can't be reached, so nobody knows.
+        """
         if not isinstance(server, Server):
             return None
-        record = server.record
-        if (
-            record.pid is None
-            or record.pid_start_time is None
-            or ProcessId(record.pid, record.pid_start_time, record.pid_start_ticks).alive()
-        ):
+        if not server.has_ended():
             return None
         code = server.status().get("exit_code")
         return f"ServerDied: the server ended with exit code {code}: {launching.failure_sentence(server.folder, code)}"
@@ -602,7 +619,8 @@ def open_notebook(number: str, namespace: Mapping[str, Any]) -> NotebookRun:
         raise BadInput(
             f"a folder for results at {folder}", str(error), "free space, or choose another folder"
         ) from error
-    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1")
+    batch = bool(namespace.get("PAPERMILL_OUTPUT_PATH") or _papermill_output())
+    run = NotebookRun(number, params, folder, offline=os.environ.get("WORKBOOK_OFFLINE") == "1", batch=batch)
     OPEN[:] = [run]
     return run
 

@@ -209,6 +209,9 @@ class Chain:
                 child.kill()
                 child.join()
             wait_servers_gone(self.folder, 20.0)
+            from lib.server.remote import wait_run_gone
+
+            wait_run_gone(self.folder, lambda _: None)
         finally:
             for number, handler in zip(numbers, previous, strict=True):
                 signal.signal(number, handler)

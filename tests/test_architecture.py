@@ -15,11 +15,11 @@ PURE = [
     "server/lines", "server/failures", "server/progress", "server/redact", "server/gpu_state", "server/acceptance", "server/speedup",
     "server/same_answers", "server/spec_trace", "server/nextn_forms", "server/grid", "server/outcomes", "server/known_findings",
     "load/metrics", "load/stats", "load/benchfiles", "model/architectures", "model/compressed", "model/facts", "model/memory",
-    "model/quantization",
+    "model/quantization", "load/definitions",
     "model/roofline", "audit/facts", "audit/scales", "audit/checks", "audit/rules", "audit/compare", "deploy/unit", "deploy/unit_parse",
     "deploy/fatbin", "deploy/releases", "deploy/unit_render", "deploy/unit_lint", "report/tables", "report/state", "report/text",
-    "report/provenance", "records", "errors", "deploy/drift", "deploy/deployed", "batch/matrix",
-    "batch/tasks", "batch/resume", "batch/snapshot", "migrations",
+    "report/provenance", "records", "errors", "deploy/drift", "deploy/deployed", "model/capacity", "widgets/typed",
+    "widgets/pictures", "batch/matrix", "batch/tasks", "batch/resume", "batch/snapshot", "migrations",
 ]  # fmt: skip
 #: What reaches processes, sockets, HTTP, clocks or files.
 WORLD = {

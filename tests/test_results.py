@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lib.errors import BadInput, BadParams, IdentityError, NotMeasured, ServerError
+from lib.errors import BadInput, BadParams, HostTimeout, HostUnreachable, IdentityError, NotMeasured, ServerError
 from lib.params import BuildParams, SpeculativeParams, validated
 from lib.records import Evidence, Measured, Status, Trial, Verdict
 from lib.results import Measurement, NotebookRun, ServerHandle, open_notebook
@@ -178,3 +178,18 @@ def test_the_origins_published_tables_are_judged_invalid_with_their_evidence(tmp
     (found,) = [v for v in verdicts if v.id == "published"]
     assert found.status == Status.INVALID
     assert (tmp_path / found.evidence[0].path).is_file()
+
+
+@pytest.mark.parametrize("lost", [HostUnreachable, HostTimeout])
+def test_a_host_that_is_lost_ends_the_run_and_says_nothing_about_the_server(tmp_path: Path, lost: Any) -> None:
+    """Also where errors are kept: no stamp is written, so that a resumed run takes it again; what was written stays."""
+    run = make_run(tmp_path)
+
+    def cut(server: Any, folder: Path) -> None:
+        (folder / "n.json").write_text("1")
+        raise lost("an answer", "the network is down")
+
+    with pytest.raises(lost):
+        run.measure("m", handle(run, [None]), cut, keep_errors=True)
+    assert (run.raw / "m" / "n.json").exists() and not (run.raw / "m" / "stamp.json").exists()
+    assert run.measure("m", handle(run, [None, None]), count, value=2).json("n.json") == 2

@@ -12,12 +12,14 @@ from lib.audit.decision import (
     measure_cost,
 )
 from lib.audit.edits import edited_checkpoint
+from lib.audit.edits_there import edited_there
 from lib.audit.fidelity import ProbeReport, judge_probe, take_probe, view_of
 from lib.audit.probes import read_scores, score_documents, score_under_load, tokenize_documents
 from lib.audit.sides import able
 from lib.audit.tasks import FamilyResult, compare_tasks, read_answers, run_tasks
 from lib.errors import BadInput
 from lib.hosts import local
+from lib.load.benchmark import take_calibration
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
 from lib.params import AuditParams
@@ -25,6 +27,7 @@ from lib.records import Evidence
 from lib.results import Measurement, NotebookRun, ServerHandle
 from lib.server.launch import LaunchRecord
 from lib.server.log_records import KvPool
+from lib.server.remote import place_of
 from lib.server.spec import resolve_model
 
 
@@ -65,7 +68,13 @@ class Audit:
         model = None
         if arm and arm.checkpoint and not self.run.offline:
             base = self.run.profile.server.model or ""
-            model = str(edited_checkpoint(resolve_model(base), arm.checkpoint))
+            place = place_of(self.run.profile.host)
+            made = (
+                edited_there(place, base, arm.checkpoint)
+                if place
+                else edited_checkpoint(resolve_model(base), arm.checkpoint)
+            )
+            model = str(made)
         return self.run.server(
             name, {**flags, **(arm.flags if arm else {})}, arm.environment if arm else {}, strict=False, model=model
         )
@@ -168,7 +177,18 @@ class Audit:
                 input_len=self.params.cost_input_len,
                 output_len=self.params.cost_output_len,
                 api_key_env=handle.params.api_key_env,
+                **self._calibration(),
             )
+
+    def _calibration(self) -> dict[str, Any]:
+        """The client's calibration where it is not on this machine, or its server is not: its way is part of the result."""
+        if not self.run.there:
+            return {}
+        streams = self.params.cost_concurrency
+        taken = self.run.measure(
+            "calibration", None, take_calibration, streams=streams, api="generate", **self.run.there
+        )
+        return {"calibration_file": str(taken.folder / "calibration.json")}
 
     def _measure_restarted(self) -> None:
         """The reference launched once more: its scores (floor across restarts) and its throughput (before and after)."""
@@ -304,7 +324,7 @@ class Audit:
         spec = None if self.run.offline else self.handles[dtype].spec
         read = self.run.measure(
             f"checkpoint-{dtype}", None, write_checkpoint, context=spec.model if spec else None,
-            model_path=spec.model_path if spec else None,
+            model_path=getattr(spec, "mirror", spec.model_path) if spec else None,
         )  # fmt: skip
         return Checkpoint.model_validate_json((read.folder / "checkpoint.json").read_text())
 

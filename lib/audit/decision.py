@@ -6,6 +6,7 @@ the same requests. What it brings is measured in nats a token and in task items.
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lib.load.client import read_level, run_level
 from lib.load.metrics import level_summary
 from lib.records import Measured, Record
 from lib.results import Answering, Measurement
+from lib.server.remote import load_way
 
 #: Levels of one throughput measurement: their spread is part of the interval.
 REPEATS = 2
@@ -30,24 +32,39 @@ class Ratio(Record):
 
 
 def measure_cost(
-    server: Answering, folder: Path, requests: int, concurrency: int, input_len: int, output_len: int, api_key_env: str | None
+    server: Answering,
+    folder: Path,
+    requests: int,
+    concurrency: int,
+    input_len: int,
+    output_len: int,
+    api_key_env: str | None,
+    calibration_file: str | None = None,
 ) -> None:
-    """Sends the same closed-loop level of code twice, the cache flushed before each, and writes level-0 and level-1.jsonl."""
+    """Sends the same closed-loop level of code twice, the cache flushed before each, and writes level-0 and level-1.jsonl.
+
+    `calibration_file` holds what the client showed of a judge; it goes along with both levels.
+    """
     from lib.audit.probes import empty_cache
+
+    url, sender = load_way(server)
+    calibration = json.loads(Path(calibration_file).read_text()) if calibration_file else None
 
     for repeat in range(REPEATS):
         made = workloads.code_text(requests, input_len, output_len, seed=100 + repeat)
         empty_cache(server)
         run_level(
-            server.base_url, "generate", made.requests, out=folder / f"level-{repeat}.jsonl", concurrency=concurrency,
-            warmup=made.warmup, workload=made.describe(), api_key_env=api_key_env,
+            url, "generate", made.requests, out=folder / f"level-{repeat}.jsonl", concurrency=concurrency,
+            warmup=made.warmup, workload=made.describe(), api_key_env=api_key_env, sender=sender, calibration=calibration,
         )  # fmt: skip
 
 
 def throughput(measurement: Measurement | None) -> Measured:
     """Output tokens a second over the repeats; the interval spans all of theirs."""
     if measurement is None or not measurement.ok:
-        return Measured(value=None, unit="tok/s", reason=(measurement.problem if measurement else None) or "not measured")
+        return Measured(
+            value=None, unit="tok/s", reason=(measurement.problem if measurement else None) or "not measured"
+        )
     found = [
         level_summary(read_level(f))["output_tokens_per_s"] for f in sorted(measurement.folder.glob("level-*.jsonl"))
     ]
@@ -72,7 +89,9 @@ def throughput_ratio(precise: Measured, cheap: Measured) -> Ratio:
     value = float(precise.value) / float(cheap.value)  # type: ignore[arg-type]
     if precise.low is None or precise.high is None or not cheap.low or not cheap.high:
         return Ratio(value=value, reason="no interval")
-    return Ratio(value=value, low=precise.low / cheap.high, high=precise.high / cheap.low, reason="measured on both arms")
+    return Ratio(
+        value=value, low=precise.low / cheap.high, high=precise.high / cheap.low, reason="measured on both arms"
+    )
 
 
 def judge_affordable(
@@ -88,7 +107,9 @@ def judge_affordable(
         limit_frac: accepted loss of throughput.
         memory: what the cheaper arm holds, in words.
     """
-    words = f"{tokens:,} tokens for {needed:,} that are needed{' (capped by --max-total-tokens)' if capped else ''}{memory}"
+    words = (
+        f"{tokens:,} tokens for {needed:,} that are needed{' (capped by --max-total-tokens)' if capped else ''}{memory}"
+    )
     if ratio.value is None:
         speed, outcome = f"throughput: {ratio.reason}", "skipped"
     else:
@@ -115,7 +136,9 @@ def judge_worth(loss: tuple[str, Measured], tasks: str | None, limit_nats: float
         limit_nats: the accepted loss.
     """
     outcome, d = loss
-    value = f"{d.value:+.4f} nat/token" if isinstance(d.value, (int, float)) and math.isfinite(d.value) else "not measured"
+    value = (
+        f"{d.value:+.4f} nat/token" if isinstance(d.value, (int, float)) and math.isfinite(d.value) else "not measured"
+    )
     ends = f" [{d.low:+.4f}, {d.high:+.4f}]" if d.low is not None and d.high is not None else ""
     told = {"lost": "task items are lost too", "gained": "task items are gained, against expectation"}
     words = f"the cheaper arm: {value}{ends}, accepted {limit_nats:g}; tasks: {told.get(str(tasks), tasks or 'not measured')}"

@@ -20,11 +20,14 @@ from typing import Any
 from lib.audit.probes import read_document
 from lib.errors import HostError, NotMeasured
 from lib.hosts import local
+from lib.hosts.base import Host
+from lib.hosts.remote_client import LONGEST_LEVEL_S, bundle, folder_on
 from lib.load.stats import student_t_quantile
-from lib.params import ROOT, AuditParams, NumericsParams
+from lib.params import ROOT, AuditParams, HostParams, NumericsParams
 from lib.records import Evidence, Measured, Prediction, Status, Verdict
 from lib.report.progress import progress_bar
 from lib.results import NotebookRun, ServerHandle
+from lib.server.remote import place_of
 from lib.server.spec import resolve_model, resolve_python
 
 JOB = "lib/model/precision_job.py"
@@ -38,7 +41,13 @@ PATH_CLAIM = "At the longest context the stored FP8 values are most of an FP8 ca
 EMULATED_KEYS, EMULATED = 131072, {"storage": 0.0026, "triton": 0.052}
 
 
-def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], document: str | None = None) -> None:
+def compute_numerics(
+    folder: Path,
+    python: str,
+    request: Mapping[str, Any],
+    document: str | None = None,
+    on: Mapping[str, Any] | None = None,
+) -> None:
     """Writes request.json and rows.jsonl: every row that the job gave, as it gave it.
 
     Args:
@@ -46,13 +55,15 @@ def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], docu
         python: an interpreter with torch (and transformers, if the request names a checkpoint); relative to the project.
         request: keys of `precision_job.REQUEST`; the checkpoint is a folder or an embedded model's name.
         document: the text for a checkpoint: a file or a module of the standard library.
+        on: parameters of the host whose interpreter and checkpoint are meant; None: this machine.
 
     Raises:
         HostError: the job failed; its own last lines are in the message.
         BadInput: no such interpreter, checkpoint or document.
     """
     asked = dict(request)
-    if asked.get("checkpoint"):
+    place = place_of(HostParams.model_validate(on)) if on else None
+    if asked.get("checkpoint") and place is None:
         asked["checkpoint"] = str(resolve_model(asked["checkpoint"]))
     with tempfile.TemporaryDirectory(prefix="workbook-numerics-") as scratch:
         if document is not None:
@@ -64,7 +75,10 @@ def compute_numerics(folder: Path, python: str, request: Mapping[str, Any], docu
         else:
             kept = dict(request)
         local.write_atomic(folder / REQUEST, json.dumps(kept))
-        lines, said, code = _run_job(str(resolve_python(python)), json.dumps(asked))
+        if place is not None:
+            lines, said, code = _run_job_there(place.host, python, asked)
+        else:
+            lines, said, code = _run_job(str(resolve_python(python)), json.dumps(asked))
     if code != 0:
         last = " / ".join(line.strip() for line in said[-3:])
         raise HostError("the precision job ends with code 0", f"code {code}: {last}", f"run it by hand: {python} {JOB}")
@@ -95,6 +109,26 @@ def _run_job(python: str, request: str) -> tuple[list[str], list[str], int]:
         return rows.readlines(), said, code
 
 
+def _run_job_there(host: Host, python: str, asked: Mapping[str, Any]) -> tuple[list[str], list[str], int]:
+    """As `_run_job`, by an interpreter on another host; its text is copied there and nothing is left."""
+    with folder_on(host) as place:
+        host.put(bundle("lib.model.precision_job")[0], place / "job.pyz", mode=0o600)
+        request = dict(asked)
+        if request.get("text"):
+            host.put(Path(request["text"]), place / "text", mode=0o600)
+            request["text"] = str(place / "text")
+        with (
+            host.start([python, str(place / "job.pyz")], deadline_s=LONGEST_LEVEL_S) as running,
+            progress_bar(None, desc=f"precision on {host.name}", unit=" steps") as bar,
+        ):
+            running.feed(json.dumps(request).encode())
+            for name, data in running.output():
+                (running.stdout if name == "stdout" else running.stderr).extend(data)
+                bar.update(data.count(b"\n") if name == "stderr" else 0)
+            done = running.wait()
+    return done.text.splitlines(keepends=True), done.error_text.splitlines()[-40:], done.exit_code
+
+
 def _die_with_parent() -> None:
     """In the forked child: it does not outlive the notebook's kernel, also where that is killed."""
     with contextlib.suppress(OSError, AttributeError):
@@ -113,8 +147,6 @@ def measure_numerics(run: NotebookRun, handle: ServerHandle) -> Numerics:
         why = "not asked for (numerics: null)"
     elif run.attached:
         why = "the server is attached: its interpreter and its checkpoint are not this machine's to use"
-    elif run.profile.host.kind != "local":
-        why = "the server's interpreter is on another host"
     if why is None and isinstance(params, AuditParams) and params.numerics is not None:
         request = params.numerics.request(run.profile.server.model)
         document = params.numerics.document if request.get("checkpoint") else None
@@ -122,7 +154,7 @@ def measure_numerics(run: NotebookRun, handle: ServerHandle) -> Numerics:
             taken = run.measure(
                 "numerics", None, compute_numerics, keep_errors=True,
                 context=handle.spec.model if request.get("checkpoint") and not run.offline else None,
-                python=run.profile.server.python, request=request, document=document,
+                python=run.profile.server.python, request=request, document=document, **run.there,
             )  # fmt: skip
         except NotMeasured as error:  # a run of before this record existed
             why = str(error)
@@ -138,7 +170,10 @@ class Numerics:
     """The rows of one job, for tables, figures and verdicts."""
 
     def __init__(
-        self, rows: Iterable[Mapping[str, Any]], evidence: Evidence | None = None, reason: str | None = None,
+        self,
+        rows: Iterable[Mapping[str, Any]],
+        evidence: Evidence | None = None,
+        reason: str | None = None,
         failed: bool = False,
     ) -> None:
         self.rows = [dict(r) for r in rows]
@@ -224,7 +259,9 @@ def numerics_predictions(params: NumericsParams | None, numerics: Numerics | Non
     """An emulation's errors at 131,072 keys, by kind of Gaussian data and path, beside what was computed here (if it was)."""
     if params is None or (params.keys is not None and EMULATED_KEYS not in params.keys):
         return []
-    found = {(p["source"], p["path"]): p["error"] for p in pooled(numerics.attention()) if _emulated(p)} if numerics else {}
+    found = (
+        {(p["source"], p["path"]): p["error"] for p in pooled(numerics.attention()) if _emulated(p)} if numerics else {}
+    )
     kinds = params.kinds if params.kinds is not None else ["gaussian_mean", "gaussian"]
     return [
         Prediction(

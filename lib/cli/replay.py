@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 
 from lib import replay, runner
 
@@ -15,7 +16,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "replay",
         help="delete what is derived and rebuild a run from its raw files",
         description="Needs no server and no GPU. The run's folder is left alone: the replay goes into --out (default: a new folder "
-        "beside it). Exit codes: 0 the verdicts are the run's own, 1 they differ or a notebook failed, 2 bad input.",
+        "beside it; of a packed example: below outputs/replays). Exit codes: 0 results, tables and figures are the run's own, 1 they "
+        "differ or a notebook failed, 2 bad input.",
     )
     parser.add_argument("run_id", metavar="RUN", help="run id, folder or `latest`")
     parser.add_argument("--out", metavar="DIR", help="where the replayed run goes; must not exist")
@@ -40,5 +42,6 @@ def run(args: argparse.Namespace) -> int:
             "replay: "
             + ("what follows differs from the run" if done.differences else "every verdict and number is the run's own")
         )
-        print(f"report: {done.folder}/index.html")
+        page = next((p for p in ("index.html", "report.html") if (Path(done.folder) / p).is_file()), "")
+        print(f"report: {Path(done.folder) / page}")
     return 1 if done.failed or done.differences else 0

@@ -394,31 +394,35 @@ def least_packages(
     optional = {n for n in touched - roots if n not in host["packages"] and size[n] > LARGE}
     hidden = (set(packages) - touched - roots - set(host["packages"])) | optional
     say(f"taken away: {', '.join(sorted(optional)) or 'nothing'}")
-    while True:
-        link_farm(packages, set(packages) - hidden, tracer.site, farm)
-        came_back = None
+    settled = False
+    while not settled:  # the last pass sees all programs with the same packages: one that came back may wake an optional import
+        settled = True
         for program in plan.programs:
-            ok, output, files = tracer.run(program, farm)
-            if ok:
-                opened[program.name] = files
-                continue
-            words = [w for found in MISSING.findall(output) for w in found if w]
-            names = [{normalised(w)} & set(packages) or tops.get(w.split(".")[0], set()) for w in reversed(words)]
-            back: set[str] = next((n & hidden for n in names if n & hidden), set())
-            if not back:
-                raise WorkbookError(
-                    f"program {program.name!r} ends {program.ends!r} without {', '.join(sorted(optional & hidden))}",
-                    " / ".join(output.strip().splitlines()[-8:]),
-                    "it needs one of these and does not say which: name it in the plan's requirements",
-                )
-            came_back = back
-            break
-        if came_back is None:
-            break
-        hidden -= came_back
-        say(f"needed: {', '.join(sorted(came_back))}")
+            while True:
+                link_farm(packages, set(packages) - hidden, tracer.site, farm)
+                ok, output, files = tracer.run(program, farm)
+                if ok:
+                    opened[program.name] = files
+                    break
+                back = _wanted(output, packages, tops, hidden)
+                if not back:
+                    raise WorkbookError(
+                        f"program {program.name!r} ends {program.ends!r} without {', '.join(sorted(optional & hidden))}",
+                        " / ".join(output.strip().splitlines()[-8:]),
+                        "it needs one of these and does not say which: name it in the plan's requirements",
+                    )
+                hidden -= back
+                settled = False
+                say(f"needed by {program.name}: {', '.join(sorted(back))}")
     touched = {belongs[f] for files in opened.values() for f in files if f in belongs and ".dist-info/" not in f}
     return (touched - hidden) | roots, opened
+
+
+def _wanted(output: str, packages: Mapping[str, Package], tops: Mapping[str, set[str]], hidden: set[str]) -> set[str]:
+    """Hidden distributions that a program's last words ask for: the last missing module or metadata that is one of them."""
+    words = [w for found in MISSING.findall(output) for w in found if w]
+    names = [{normalised(w)} & set(packages) or tops.get(w.split(".")[0], set()) for w in reversed(words)]
+    return next((n & hidden for n in names if n & hidden), set())
 
 
 # --- selection --------------------------------------------------------------------------------------------------------
@@ -660,6 +664,7 @@ def make(
     from lib.model.cache import cache_dir
 
     host, plan = read_host(host_file), read_plan(plan_file)
+    out = replaceable(out)
     lock = lock or plan_file.with_suffix(".lock")
     imports = imports or plan_file.with_suffix(".imports.json")
     work = (work or cache_dir() / "bundle").absolute()
@@ -691,6 +696,20 @@ def make(
             raise WorkbookError("every program ends as planned with the bundle and the host's packages alone", "; ".join(wrong))
         say(f"proved: {len(plan.programs)} programs end as planned with the bundle and the host's packages alone")
     return manifest
+
+
+def replaceable(out: Path) -> Path:
+    """The absolute folder in which a bundle may be made: a new one, an empty one, or an earlier bundle.
+
+    Raises:
+        BadInput: something else is there, which would be deleted.
+    """
+    folder = out.absolute().resolve()
+    if folder.exists() and not folder.is_dir():
+        raise BadInput("--out names a folder", f"{out} is a file", "name a new folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / bundle_install.MANIFEST).is_file():
+        raise BadInput("--out names a new folder or an earlier bundle", f"{out} has other files, which would be deleted", "name another")
+    return folder
 
 
 def opened_below(paths: Iterable[str], packages: Mapping[str, Package]) -> set[str]:

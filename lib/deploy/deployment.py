@@ -29,13 +29,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from lib.deploy.proof import Bench, Expectation, Proof, prove, reach
-from lib.deploy.service import ServiceState, require_systemd, service_state, signal_processes, systemctl, unit_name
+from lib.deploy.service import ServiceState, require_systemd, service_state, systemctl, unit_name
 from lib.deploy.stopping import StopReport, seen, serving_containers, stop_service, targets
 from lib.deploy.unit import lint_unit
 from lib.errors import BadInput, Busy, HostError, HostTimeout, HostUnreachable, NeedsRoot, WorkbookError
 from lib.hosts import local
 from lib.hosts.base import Host, Running
 from lib.hosts.lxc import LXCHost
+from lib.hosts.signals import signal_processes
 from lib.hosts.view import HostGpu, HostProcess
 from lib.records import Record
 from lib.server.control import Control
@@ -630,7 +631,7 @@ class Deployment:
                 if words and words != last:
                     self.say(words)
                     last = words
-                time.sleep(1.0)
+                time.sleep(0.25 if gone < 5.0 else 1.0)
 
     def _journal(self, state: ServiceState, lines: int) -> list[str]:
         if not state.invocation:

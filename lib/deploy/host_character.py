@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from lib.deploy import host_probe
-from lib.errors import NotMeasured
+from lib.errors import BadInput, NotMeasured
 from lib.hosts import local
+from lib.model import roofline
 from lib.results import NotebookRun, ServerHandle
 from lib.server.spec import resolve_python
 
@@ -29,14 +30,15 @@ FIELDS = (
 )  # fmt: skip
 
 
-
 def nvidia_smi(*arguments: str) -> tuple[str, str | None]:
     """What nvidia-smi prints, or why it prints nothing."""
     program = shutil.which("nvidia-smi")
     if not program:
         return "", "no nvidia-smi on this host"
     try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, errors="replace", timeout=60, check=False)
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "", f"nvidia-smi: {type(error).__name__}"
     return (done.stdout, None) if not done.returncode else ("", (done.stderr or done.stdout).strip()[:300])
@@ -73,7 +75,9 @@ def numa(root: Path = Path("/sys/devices/system/node")) -> list[dict[str, Any]]:
 def numa_of(bus_id: str, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
     """The NUMA node of a PCI device as the kernel says it; None where it says none (-1) or does not know the device."""
     short = bus_id.lower()
-    short = short[4:] if len(short) > 12 else short  # nvidia-smi writes a domain of eight digits, the kernel one of four
+    short = (
+        short[4:] if len(short) > 12 else short
+    )  # nvidia-smi writes a domain of eight digits, the kernel one of four
     try:
         node = int((root / short / "numa_node").read_text())
     except (OSError, ValueError):
@@ -99,13 +103,23 @@ def take_character(folder: Path, python: str, timeout_s: float = 240.0) -> None:
     local.write_atomic(folder / "character.json", json.dumps(character, indent=1))
 
 
-def probe(python: str, timeout_s: float) -> dict[str, Any]:
+def take_all_reduce(
+    folder: Path, python: str, ranks: int, visible: str | None, backend: str = "nccl", timeout_s: float = 240.0
+) -> None:
+    """Writes all_reduce.json: latency and bandwidth by size over these GPUs (as CUDA_VISIBLE_DEVICES names them), or why there is none."""
+    made = probe(python, timeout_s, (str(ranks), backend), visible)
+    local.write_atomic(folder / "all_reduce.json", json.dumps({"visible": visible, **made}, indent=1))
+
+
+def probe(python: str, timeout_s: float, arguments: Sequence[str] = (), visible: str | None = None) -> dict[str, Any]:
     """What the probe measured in the server's Python; on failure the reason, with its last line."""
+    seen = {"CUDA_VISIBLE_DEVICES": visible} if visible is not None else {}
     with tempfile.TemporaryDirectory() as work:
         try:
             done = subprocess.run(
-                [python, host_probe.__file__, work], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
-                env={**os.environ, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")},
+                [python, host_probe.__file__, work, *arguments],
+                capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False,
+                env={**os.environ, "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN"), **seen},
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return {"devices": None, "reason": f"the probe had not ended after {timeout_s:.0f} s"}
@@ -119,7 +133,12 @@ def character_of(run: NotebookRun, server: ServerHandle) -> dict[str, Any]:
     """The raw record `character` of a notebook's run; for an attached server, why it isn't read."""
     if server.attached:
         run.skip("the host's character", "the server is attached: its host may be another one")
-        return {"gpus": [], "gpus_reason": "attached server", "numa": [], "probe": {"devices": 0, "reason": "attached server"}}
+        return {
+            "gpus": [],
+            "gpus_reason": "attached server",
+            "numa": [],
+            "probe": {"devices": 0, "reason": "attached server"},
+        }
     python = None if run.offline else str(resolve_python(server.params.python))
     try:
         return dict(run.measure("character", None, take_character, python=python).json("character.json"))
@@ -164,12 +183,37 @@ def reduce_rows(character: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "bytes": r["size"], "median, us": round(r["seconds"] * 1e6, 1),
             "lowest to highest, us": f"{r['low'] * 1e6:.1f} to {r['high'] * 1e6:.1f}",
+            "in a row, us": round(r["burst_seconds"] * 1e6, 1) if r.get("burst_seconds") else "not measured",
             "bus GB/s": round(r["bus_bytes_per_s"] / 1e9, 2), "n": r["n"], "sum": "right" if r["right"] else "WRONG",
         }
         for r in probe_said.get("all_reduce", [])
     ]  # fmt: skip
     why = probe_said.get("all_reduce_reason") or probe_said.get("reason") or "the probe gave none"
     return rows or [{"all-reduce": "not measured", "why": why}]
+
+
+def topology_rows(character: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each GPU with its NUMA node and processors as the driver says them, and how it reaches the others, slowest first."""
+    text = character.get("topology") or ""
+    if not text.strip():
+        return [{"GPU": "unknown", "why": character.get("topology_reason") or "nvidia-smi topo -m says nothing"}]
+    try:
+        found = roofline.parse_topology(text)
+    except BadInput as error:
+        return [{"GPU": "unknown", "why": str(error)}]
+    rows = []
+    for gpu in found.gpus:
+        kinds: dict[str, list[int]] = {}
+        for other in found.gpus:
+            if other != gpu and (kind := found.links.get(f"{min(gpu, other)}-{max(gpu, other)}")):
+                kinds.setdefault(kind, []).append(other)
+        ordered = sorted(kinds, key=roofline.slowness, reverse=True)
+        links = "; ".join(f"{kind} to {', '.join(map(str, kinds[kind]))}" for kind in ordered)
+        rows.append({
+            "GPU": gpu, "NUMA node": found.numa.get(gpu, "not said"), "near processors": found.cpus.get(gpu, "not said"),
+            "links": links or "no other GPU",
+        })  # fmt: skip
+    return rows
 
 
 def device_bandwidth(character: Mapping[str, Any]) -> float | None:

@@ -1,6 +1,9 @@
 """Measures the GPUs of this host with torch: copies, and the all-reduce by size with a process a GPU; prints one JSON line.
 
-    PYTHON-OF-THE-SERVER lib/deploy/host_probe.py FOLDER-FOR-SCRATCH
+    PYTHON-OF-THE-SERVER lib/deploy/host_probe.py FOLDER-FOR-SCRATCH [RANKS nccl|gloo]
+
+With RANKS only the all-reduce is measured: over so many GPUs (nccl), or over so many processes on the processor (gloo), which tries
+the same code where there is no GPU.
 
 Standard library and torch only. Times are CUDA events around one operation, after a warm-up; the median and the middle 90%.
 """
@@ -78,43 +81,109 @@ def copies() -> list[dict[str, Any]]:
     return rows
 
 
-def all_reduce(rank: int, world: int, port: int, out: str) -> None:
-    """One process of the all-reduce: every size with its time, bus bandwidth, and whether the sum was right."""
+def all_reduce(rank: int, world: int, port: int, out: str, backend: str, sizes: list[int]) -> None:
+    """One process of the all-reduce: every size with its time, bus bandwidth, and whether the sum was right.
+
+    `seconds` is the median of single operations, each alone; `burst_seconds` an operation's share of many in a row, in
+    which starting one hides behind the one before (as in a captured graph). Over gloo, on processors, wall-clock times.
+    """
     import torch
     import torch.distributed as dist
 
-    torch.cuda.set_device(rank)
-    device = torch.device("cuda", rank)
-    where = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("nccl", init_method=where, rank=rank, world_size=world, device_id=device)
+    cuda = backend == "nccl"
+    if cuda:
+        torch.cuda.set_device(rank)
+    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    more = {"device_id": device} if cuda else {}
+    dist.init_process_group(backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world, **more)
     rows = []
-    for size in SIZES:
-        x = torch.ones(size // 2, dtype=torch.bfloat16, device="cuda")
+    for size in sizes:
+        x = torch.ones(size // 2, dtype=torch.bfloat16, device=device)
         for _ in range(5):
             dist.all_reduce(x)
         x.fill_(1)
         dist.all_reduce(x)
-        torch.cuda.synchronize()
+        _wait(cuda)
         right = bool((x == world).all())
-        samples = []
-        for _ in range(50 if size < 1 << 24 else 10):
-            x.fill_(1)
-            torch.cuda.synchronize()
-            dist.barrier()
-            begin, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            dist.all_reduce(x)
-            stop.record()
-            stop.synchronize()
-            samples.append(begin.elapsed_time(stop) / 1e3)
-        samples.sort()
+        count = 50 if size < 1 << 24 else 10
+        samples = sorted(_timed(x, 1, cuda) for _ in range(count))
+        burst = min(_timed(x, 20, cuda) for _ in range(3))
         median = statistics.median(samples)
         bus = size * 2 * (world - 1) / world / median
-        row = {"size": size, "seconds": median, "low": samples[0], "high": samples[-1], "n": len(samples)}
+        row = {
+            "size": size,
+            "seconds": median,
+            "low": samples[0],
+            "high": samples[-1],
+            "n": count,
+            "burst_seconds": burst,
+        }
         rows.append({**row, "right": right, "bus_bytes_per_s": bus})
     if rank == 0:
         Path(out).write_text(json.dumps(rows), encoding="utf-8")
     dist.destroy_process_group()
+
+
+def _wait(cuda: bool) -> None:
+    import torch
+
+    if cuda:
+        torch.cuda.synchronize()
+
+
+def _timed(x: Any, times: int, cuda: bool) -> float:
+    """Seconds of one all-reduce, as its share of `times` in a row, after all processes have met."""
+    import torch
+    import torch.distributed as dist
+
+    x.fill_(1)
+    _wait(cuda)
+    dist.barrier()
+    if not cuda:
+        at = time.perf_counter()
+        for _ in range(times):
+            dist.all_reduce(x)
+        return (time.perf_counter() - at) / times
+    begin, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(times):
+        dist.all_reduce(x)
+    stop.record()
+    stop.synchronize()
+    return float(begin.elapsed_time(stop)) / 1e3 / times
+
+
+def all_reduces(scratch: Path, world: int, backend: str, sizes: list[int]) -> dict[str, Any]:
+    """The all-reduce over `world` processes (GPUs 0 to world - 1 as this process sees them), or why there is none."""
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    out = scratch / "all_reduce.json"
+    try:
+        mp.spawn(all_reduce, (world, port, str(out), backend, sizes), nprocs=world)
+        return {"all_reduce": json.loads(out.read_text(encoding="utf-8")), "ranks": world, "backend": backend}
+    except Exception as error:  # noqa: BLE001 -- what NCCL or a child ends with is the answer
+        return {"all_reduce": [], "all_reduce_reason": f"{type(error).__name__}: {str(error)[-400:]}", "ranks": world}
+
+
+def reduce_only(scratch: Path, world: int, backend: str) -> dict[str, Any]:
+    """The all-reduce alone, over as many GPUs as are asked (nccl), or processes (gloo)."""
+    import torch
+
+    said: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    there = torch.cuda.device_count() if backend == "nccl" and torch.cuda.is_available() else 0
+    if world < 2:
+        return {**said, "all_reduce": [], "all_reduce_reason": "one rank: nothing to reduce over", "ranks": world}
+    if backend == "nccl" and there < world:
+        return {
+            **said,
+            "all_reduce": [],
+            "all_reduce_reason": f"{world} ranks, and torch sees {there} GPUs",
+            "ranks": world,
+        }
+    return said | all_reduces(scratch, world, backend, SIZES if backend == "nccl" else SIZES[:11])
 
 
 def measure(scratch: Path) -> dict[str, Any]:
@@ -140,19 +209,16 @@ def measure(scratch: Path) -> dict[str, Any]:
     said["copies"] = copies()
     if count == 1:
         return {**said, "all_reduce": [], "all_reduce_reason": "one GPU: nothing to reduce over"}
-    import torch.multiprocessing as mp
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    out = scratch / "all_reduce.json"
-    try:
-        mp.spawn(all_reduce, (count, port, str(out)), nprocs=count)
-        said["all_reduce"] = json.loads(out.read_text(encoding="utf-8"))
-    except Exception as error:  # noqa: BLE001 -- what NCCL or a child ends with is the answer
-        said |= {"all_reduce": [], "all_reduce_reason": f"{type(error).__name__}: {str(error)[-400:]}"}
+    said |= all_reduces(scratch, count, "nccl", SIZES)
     return said
 
 
+def main(arguments: list[str]) -> None:
+    """`FOLDER`: all of it. `FOLDER WORLD nccl|gloo`: the all-reduce alone."""
+    scratch = Path(arguments[0])
+    made = measure(scratch) if len(arguments) == 1 else reduce_only(scratch, int(arguments[1]), arguments[2])
+    sys.stdout.write("PROBE " + json.dumps(made) + "\n")
+
+
 if __name__ == "__main__":
-    sys.stdout.write("PROBE " + json.dumps(measure(Path(sys.argv[1]))) + "\n")
+    main(sys.argv[1:])

@@ -42,7 +42,7 @@ from lib.records import Measured, NotebookResult, ServerIdentity
 from lib.server.control import Control
 from lib.server.log import read_log
 from lib.server.log_records import ServerLog
-from lib.server.remote import Place, place_of, remote_spec
+from lib.server.remote import Place, calibration_for, place_of, remote_spec
 from lib.server.spec import server_spec
 
 GIB_IN_MIB = 1024.0
@@ -80,17 +80,19 @@ class Prepared:
         with reach(host, expected) as near, _variable(expected.api_key_env, key):
             control = Control(near, expected.api_key_env, api_key=key if expected.api_key_env else None)
             control.flush_cache()
-            sender, url = None, near
+            sender, url, calibration = None, near, None
             if not isinstance(host, LocalHost) and self.place.params.load_client == "host":
                 name = expected.api_key_env
                 python = self.place.client_python(None if self.params.container else self.profile.server.python)
                 sender = HostSender(host, python, {name: key or os.environ[name]} if name else None)
                 url = f"http://127.0.0.1:{expected.port}"
+            elif self.profile.host.remote and self.place.params == self.profile.host:  # what the way adds is part of the result
+                calibration = calibration_for(self.profile.host.model_dump(), level["concurrency"], level["api"])
             folder.mkdir(parents=True, exist_ok=True)
             file = run_level(
                 url, level["api"], made.requests, out=folder / "level.jsonl", concurrency=level["concurrency"],
                 model=control.served_model_name(), warmup=made.warmup, workload=made.describe(), sender=sender,
-                api_key_env=expected.api_key_env,
+                api_key_env=expected.api_key_env, calibration=calibration,
             )  # fmt: skip
         return metrics.level_summary(read_level(file))["output_tokens_per_s"]
 

@@ -7,26 +7,33 @@ step that ended well is not run again (its stamp names what it was made from); t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lib.deploy import fatbin
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
 from lib.records import Record
 
+BUILD, LOG = "build.json", "build.log"
 REPOSITORY = "https://github.com/sgl-project/sglang"
 #: Memory that one nvcc process takes at its worst in this build, and threads inside each (SGL_KERNEL_COMPILE_THREADS).
 #: Source: sgl-kernel's CMakeLists.txt warns of exhausted memory with 32 threads; 8 GiB a job is the rule of its README.
 GIB_PER_JOB = 8.0
+#: What sgl-kernel/CMakeLists.txt asks for (cmake_minimum_required, FATAL_ERROR).
+OLDEST_CMAKE = (3, 26)
 #: The oldest CMake that knows a policy that the unpatched file sets without asking.
 POLICIES = {"CMP0169": (3, 30), "CMP0177": (3, 31)}
 
@@ -167,7 +174,11 @@ def make_plan(
         "TORCH_CUDA_ARCH_LIST": f"{sm // 10}.{sm % 10}{'a' if sm >= 90 else ''}",
         "CMAKE_ARGS": f"-DSGL_KERNEL_COMPILE_THREADS=1 -DENABLE_BELOW_SM90={'ON' if sm < 90 else 'OFF'} -DCMAKE_POLICY_VERSION_MINIMUM=3.5",
     }  # fmt: skip
-    wheel = [python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", "../dist", "-v", "."]
+    # the build folder stays: an interrupted compile goes on with the objects that it has (scikit-build-core's setting `build-dir`)
+    wheel = [
+        python, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--config-settings", "build-dir=build", "--wheel-dir", "../dist",
+        "-v", ".",
+    ]  # fmt: skip
     fetch = commit or ref
     return BuildPlan(
         repository=REPOSITORY, ref=ref, commit=commit, sm=sm, cuda=cuda, edits=edits(sm, version),
@@ -185,6 +196,11 @@ def make_plan(
             "the published wheel is named sglang-kernel; a source build installs the same Python package, sgl_kernel",
         ],
     )  # fmt: skip
+
+
+def plan_sha256(plan: BuildPlan) -> str:
+    """The hash by which a build's record and folder belong to a plan."""
+    return hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
 
 
 def plan_rows(plan: BuildPlan) -> list[dict[str, Any]]:
@@ -223,9 +239,17 @@ def missing_tools(python: str, which: Callable[[str], str | None] = shutil.which
     ) if not which(tool)]  # fmt: skip
     if not (which("nvcc") or which("/usr/local/cuda/bin/nvcc")):
         lacking.append("nvcc (CUDA's compiler)")
-    code = "import torch; print(torch.version.cuda or '')"
+    code = (
+        "import importlib.util as u; print(bool(u.find_spec('scikit_build_core')), bool(u.find_spec('pip')))\n"
+        "import torch; print(torch.version.cuda or '')"
+    )
     asked = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    if asked.returncode or not asked.stdout.strip():
+    said = asked.stdout.split()
+    if said[:1] != ["True"]:
+        lacking.append("scikit-build-core in that Python (the build runs without isolation, against the torch that is there)")
+    if said[1:2] != ["True"]:
+        lacking.append("pip in that Python")
+    if asked.returncode or len(said) < 3:
         lacking.append("a torch built for CUDA")
     return lacking
 
@@ -238,6 +262,9 @@ def checks(plan: BuildPlan, python: str, free_gb: float, lacking: Sequence[str],
         {"check": "jobs", "outcome": "fine", "detail": f"{plan.jobs} compilers, {plan.jobs * GIB_PER_JOB:.0f} GiB"},
     ]
     found = re.search(r"(\d+)\.(\d+)", cmake_version or "")
+    if found and (int(found[1]), int(found[2])) < OLDEST_CMAKE:
+        detail = f"CMake {found[0]}, and the file asks for {'.'.join(map(str, OLDEST_CMAKE))} (pip install cmake)"
+        rows.append({"check": "CMake", "outcome": "too old", "detail": detail})
     if found:
         have = (int(found[1]), int(found[2]))
         unknown = [name for name, since in POLICIES.items() if have < since]
@@ -255,6 +282,19 @@ def cmake_version() -> str | None:
     return done.stdout.splitlines()[0] if done.stdout else None
 
 
+def unreachable(plan: BuildPlan, within_s: float = 20.0) -> str | None:
+    """Why the repository cannot be asked from here; None where it answers."""
+    argv = ["git", "ls-remote", "--exit-code", plan.repository, "HEAD"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=within_s, check=False, stdin=subprocess.DEVNULL,
+            env={**os.environ, "GIT_TERMINAL_PROMPT": "0"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{plan.repository}: {type(error).__name__} after {within_s:g} s"
+    return None if not done.returncode else f"{plan.repository}: {(done.stderr.strip().splitlines() or ['no answer'])[-1][:200]}"
+
+
 def run_plan(plan: BuildPlan, folder: Path, python: str = sys.executable, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
     """Executes the plan in `folder`; a step with a stamp from the same plan is not run again. Returns build.json's content.
 
@@ -264,13 +304,14 @@ def run_plan(plan: BuildPlan, folder: Path, python: str = sys.executable, say: C
         WorkbookError: a step failed; the message ends with the log's last lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(plan.model_dump_json().encode()).hexdigest()
+    key = plan_sha256(plan)
     state: dict[str, Any] = {"plan_sha256": key, "plan": plan.model_dump(), "steps": {}}
-    kept = folder / "build.json"
-    if kept.exists():
-        earlier = json.loads(kept.read_text(encoding="utf-8"))
-        if earlier.get("plan_sha256") == key:
-            state = earlier
+    kept = folder / BUILD
+    earlier = _earlier(kept)
+    if earlier.get("plan_sha256") == key:
+        state = earlier
+    if not list((folder / "source" / "dist").glob("*.whl")):
+        state["steps"].pop("compile", None)  # whatever the record says: what it made is gone
     for step in plan.steps:
         if state["steps"].get(step.id, {}).get("done"):
             say(f"{step.id}: done earlier ({state['steps'][step.id]['seconds']} s)")
@@ -280,7 +321,7 @@ def run_plan(plan: BuildPlan, folder: Path, python: str = sys.executable, say: C
         where = folder / step.folder
         where.mkdir(parents=True, exist_ok=True)
         if step.argv:
-            _command(step, where, folder / "build.log", plan.environment, say)
+            _command(step, where, folder / LOG, plan.environment, say)
         else:
             _apply(plan, where)
         if step.id == "checkout":
@@ -292,11 +333,35 @@ def run_plan(plan: BuildPlan, folder: Path, python: str = sys.executable, say: C
         state["steps"][step.id] = {"done": True, "seconds": round(time.monotonic() - began, 1)}
         local.write_atomic(kept, json.dumps(state, indent=1))
     state["products"] = [
-        {"file": str(p.relative_to(folder)), "bytes": p.stat().st_size, "sha256": _sha256(p)}
+        {"file": str(p.relative_to(folder)), "bytes": p.stat().st_size, "sha256": _sha256(p), "architectures": wheel_architectures(p)}
         for p in sorted((folder / "source" / "dist").glob("*.whl"))
     ]
     local.write_atomic(kept, json.dumps(state, indent=1))
+    if not state["products"]:
+        raise WorkbookError("a wheel in source/dist", "none was made, though every step ended well", f"its log: {folder / LOG}")
     return state
+
+
+def _earlier(file: Path) -> dict[str, Any]:
+    """The record of an earlier call; empty where there is none, or none that can be read (the steps are then run again)."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and isinstance(found.get("steps"), dict) else {}
+
+
+def wheel_architectures(wheel: Path) -> dict[str, list[str]]:
+    """The GPU architectures of every shared object in a wheel, read from the objects themselves; empty lists have no device code."""
+    found: dict[str, list[str]] = {}
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in sorted(n for n in archive.namelist() if n.endswith(".so") or ".so." in n):
+                with contextlib.suppress(fatbin.NotElf):
+                    found[name] = sorted({code.name for code in fatbin.device_code(archive.read(name))})
+    except zipfile.BadZipFile as error:
+        raise WorkbookError(f"{wheel.name} is a wheel", str(error), "run the build again") from error
+    return found
 
 
 def _sha256(path: Path) -> str:
@@ -323,20 +388,22 @@ def _command(step: Step, where: Path, log: Path, more: Mapping[str, str], say: C
         file.write(f"$ {' '.join(step.argv)}\n")
         process = subprocess.Popen(
             step.argv, cwd=where, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-            env={**os.environ, **more},
+            env={**os.environ, **more}, start_new_session=True,
         )  # fmt: skip
         told = 0.0
         try:
             for line in process.stdout or ():
                 file.write(line)
+                file.flush()
                 found = re.search(r"\[(\d+)/(\d+)\]", line)
                 if found and time.monotonic() - told > 5:
                     told = time.monotonic()
                     say(f"{step.id}: {found[1]} of {found[2]}")
             code = process.wait()
         finally:
-            if process.poll() is None:
-                process.kill()
+            if process.poll() is None:  # interrupted: the compilers that it started go with it
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     if code:
         last = " / ".join(log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-6:])

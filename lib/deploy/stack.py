@@ -11,6 +11,7 @@ from typing import Any
 from lib.deploy import kernels, releases, source_build
 from lib.errors import BadParams, NotMeasured
 from lib.hosts import local
+from lib.model.cache import cache_dir
 from lib.params import BuildParams
 from lib.records import Measured, Status, Verdict
 from lib.results import NotebookRun, ServerHandle
@@ -68,12 +69,26 @@ def take_checks(folder: Path, python: str, made: dict[str, Any]) -> None:
     lacking = source_build.missing_tools(python)
     free = shutil.disk_usage(folder).free / 1e9
     rows = source_build.checks(wanted, python, free, lacking, source_build.cmake_version())
+    lacking += [row["detail"] for row in rows if row["outcome"] == "too old"]
+    if not lacking and (why := source_build.unreachable(wanted)):  # asked only where a build could otherwise begin
+        lacking.append(f"the sources ({why})")
+        rows.append({"check": "repository", "outcome": "unsupported here", "detail": why})
     local.write_atomic(folder / "checks.json", json.dumps({"lacking": lacking, "checks": rows, "plan": made}, indent=1))
 
 
 def take_build(folder: Path, python: str, made: dict[str, Any]) -> None:
-    """Runs the plan below the run's folder; build.json and build.log are its raw files."""
-    source_build.run_plan(source_build.BuildPlan.model_validate(made), folder, python, local_say)
+    """Runs the plan in the cache, where an interrupted one goes on; build.json and build.log are copied here as its raw files.
+
+    The cache's folder is the plan's own (builds/sgl-kernel-sm120-<hash>): another run, or a resumed one, finds what is done.
+    """
+    wanted = source_build.BuildPlan.model_validate(made)
+    work = cache_dir() / "builds" / f"sgl-kernel-sm{wanted.sm}-{source_build.plan_sha256(wanted)[:12]}"
+    try:
+        source_build.run_plan(wanted, work, python, local_say)
+    finally:
+        for name in (source_build.BUILD, source_build.LOG):
+            if (work / name).is_file():
+                shutil.copyfile(work / name, folder / name)
 
 
 def local_say(text: str) -> None:
@@ -87,13 +102,17 @@ def checks_of(run: NotebookRun, server: ServerHandle, made: source_build.BuildPl
         return {"lacking": ["an environment named here (the server is attached)"], "checks": []}
     python = None if run.offline else str(resolve_python(server.params.python))
     try:
-        return dict(run.measure("source-checks", None, take_checks, python=python, made=made.model_dump()).json("checks.json"))
+        return dict(
+            run.measure("source-checks", None, take_checks, python=python, made=made.model_dump()).json("checks.json")
+        )
     except NotMeasured as error:  # a run of before this record existed
         run.skip("the checks of a source build", str(error))
         return {"lacking": [str(error)], "checks": []}
 
 
-def build(run: NotebookRun, server: ServerHandle, made: source_build.BuildPlan, checked: Mapping[str, Any]) -> list[dict[str, Any]]:
+def build(
+    run: NotebookRun, server: ServerHandle, made: source_build.BuildPlan, checked: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Runs the build if it is asked for and possible; says otherwise why it did not run."""
     if checked["lacking"]:
         return [{"build": "unsupported here", "why": f"lacking: {', '.join(checked['lacking'])}"}]
@@ -104,7 +123,14 @@ def build(run: NotebookRun, server: ServerHandle, made: source_build.BuildPlan, 
     if not done.ok:
         return [{"build": "failed", "why": done.stamp.error or "no build.json"}]
     state = done.json("build.json")
-    return [{"build": p["file"], "why": f"{p['bytes']} B, SHA-256 {p['sha256']}, commit {state.get('commit')}"} for p in state["products"]]
+    return [
+        {
+            "build": p["file"],
+            "why": f"{p['bytes']} B, SHA-256 {p['sha256']}, commit {state.get('commit')}, device code for "
+            f"{', '.join(sorted({a for names in p.get('architectures', {}).values() for a in names})) or 'no GPU'}",
+        }
+        for p in state["products"]
+    ]
 
 
 def verdicts(run: NotebookRun, inventory: Mapping[str, Any], found: Mapping[str, Any]) -> list[Verdict]:
@@ -127,14 +153,22 @@ def _pins(run: NotebookRun, inventory: Mapping[str, Any]) -> Verdict:
         "evidence": [run.evidence(run.raw / "inventory" / "inventory.json")],
     }
     if "sglang" not in versions or not releases.pins(versions["sglang"]):
-        return Verdict(status=Status.INCONCLUSIVE, reason=f"SGLang {versions.get('sglang', 'not installed')} is not in the table", **common)
+        return Verdict(
+            status=Status.INCONCLUSIVE,
+            reason=f"SGLang {versions.get('sglang', 'not installed')} is not in the table",
+            **common,
+        )
     said = _said(differing)
     said += f"; not installed: {', '.join(absent)} (an import that needs one fails)" if absent else ""
-    measured = Measured(value=len(differing), unit="packages", n=len(releases.pins(versions["sglang"])), reason="counted")
+    measured = Measured(
+        value=len(differing), unit="packages", n=len(releases.pins(versions["sglang"])), reason="counted"
+    )
     if differing and not inventory["torch"].get("cuda"):
         reason = f"a CPU environment, which the pins do not speak of: {said}"
         return Verdict(status=Status.INCONCLUSIVE, reason=reason, measured=measured, **common)
-    return Verdict(status=Status.FAIL if differing else Status.PASS, reason=said or "all met", measured=measured, **common)
+    return Verdict(
+        status=Status.FAIL if differing else Status.PASS, reason=said or "all met", measured=measured, **common
+    )
 
 
 def _said(rows: Sequence[Mapping[str, Any]]) -> str:

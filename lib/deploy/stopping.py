@@ -18,18 +18,19 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lib.deploy.service import ServiceState, kill_control_group, service_state, signal_processes, systemctl, unit_name
+from lib.deploy.service import ServiceState, kill_control_group, service_state, systemctl, unit_name
 from lib.errors import HostError, HostTimeout, HostUnreachable, NeedsRoot, WorkbookError
 from lib.hosts.base import Host
 from lib.hosts.containers import INSPECT, Container
 from lib.hosts.engine import container_of_process
 from lib.hosts.lxc import LXCHost
+from lib.hosts.signals import signal_processes
 from lib.hosts.view import HostProcess, HostView
 from lib.records import Record
 
 #: Seconds: for the drain beyond the unit's own settings, after SIGKILL, after the hypervisor's SIGKILL.
 DRAIN_S, KILL_S, HYPERVISOR_S = 60.0, 10.0, 10.0
-POLL_S = 0.5
+POLL_S = 0.25
 
 
 class Seen(Record):

@@ -38,7 +38,11 @@ def shared_host(params: HostParams) -> Host | None:
 def close_all() -> None:
     """Ends what runs on the shared hosts and lets their connections go."""
     while _OPEN:
-        host = _OPEN.popitem()[1]
-        host.close()
-        if isinstance(host, LXCHost):
-            host.hypervisor.close()
+        close_host(_OPEN.popitem()[1])
+
+
+def close_host(host: Host) -> None:
+    """Ends what runs on a host through this object, and lets its connection go, also that to a container's hypervisor."""
+    host.close()
+    if isinstance(host, LXCHost):
+        host.hypervisor.close()

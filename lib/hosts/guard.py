@@ -129,6 +129,12 @@ def stat_of(pid: int) -> tuple[str, int, int] | None:
         return None
 
 
+def cpu_ticks_of(pid: int) -> int | None:
+    """Clock ticks that a process and its children that have ended took."""
+    fields = (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) if len(fields) > 15 else None
+
+
 def pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
@@ -468,7 +474,7 @@ def look(header: dict[str, Any], orders: Orders) -> dict[str, Any]:
                 "pid": pid, "ticks": stat[2], "parent": stat[1], "state": stat[0], "uid": int(uid[0]) if uid else None,
                 "argv": (line or "").rstrip("\0").split("\0") if line else [],
                 "name": (read_text(f"/proc/{pid}/comm") or "").rstrip("\n"),
-                "cgroup": read_text(f"/proc/{pid}/cgroup"),
+                "cgroup": read_text(f"/proc/{pid}/cgroup"), "cpu_ticks": cpu_ticks_of(pid),
             }
         )  # fmt: skip
         folder = f"/proc/{pid}/fd"

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lib.errors import BadInput, HostError, ServerError, WorkbookError
-from lib.hosts.base import Host, Running
+from lib.hosts.base import SILENCE_S, Host, Running
 from lib.load import client, judge
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -99,15 +99,53 @@ def bundle(module: str, main: str = "") -> tuple[bytes, str]:
     return made.getvalue(), sha256(made.getvalue()).hexdigest()
 
 
+#: Holds a folder: removed when the input ends, or when the guard ends this because we are gone.
+_HOLD = """
+import getpass, json, shutil, signal, sys, tempfile
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+place = None
+try:
+    place = tempfile.mkdtemp(prefix="wb-client-")
+    try:
+        user = getpass.getuser()
+    except Exception:
+        user = None
+    print(json.dumps({"folder": place, "temporary": tempfile.gettempdir(), "user": user}), flush=True)
+    sys.stdin.read()
+finally:
+    if place:
+        shutil.rmtree(place, ignore_errors=True)
+"""
+
+
 @contextlib.contextmanager
 def folder_on(host: Host) -> Iterator[PurePosixPath]:
-    """A new folder on a host that nobody else can look into, removed at the end."""
-    made = host.run(["mktemp", "-d", "-t", "wb-client-XXXXXXXX"]).check("a temporary folder").text.strip()
-    try:
-        yield PurePosixPath(made)
-    finally:
-        with contextlib.suppress(WorkbookError):
-            host.run(["rm", "-rf", "--", made])
+    """A new folder on a host that nobody else can look into; a process there removes it, also when we are cut off.
+
+    Raises:
+        HostError: none can be made there.
+    """
+    with held_folder(host) as made:
+        yield PurePosixPath(made["folder"])
+
+
+@contextlib.contextmanager
+def held_folder(
+    host: Host, deadline_s: float = LONGEST_LEVEL_S + 600.0, silence_s: float = SILENCE_S
+) -> Iterator[dict[str, Any]]:
+    """As `folder_on`: `folder`, the host's own `temporary` folder above it, and the `user` there (None: it has no name)."""
+    words = [host.python, "-IS", "-c", _HOLD]
+    with host.start(words, deadline_s=deadline_s, silence_s=silence_s) as holding:
+        made = next(holding.lines(), None)
+        if made is None:
+            last = (holding.stderr.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise HostError(f"a temporary folder on {host.name}", last, "free space there, or name another in TMPDIR")
+        try:
+            yield json.loads(made)
+        finally:
+            with contextlib.suppress(WorkbookError):
+                holding.feed(b"")
+                holding.wait()
 
 
 class HostSender:
@@ -221,7 +259,7 @@ class HostSender:
                         if order:
                             running.feed(order, end=False)
                 if progress and "facts" not in answer and "of" in answer:
-                    progress({key: answer[key] for key in ("done", "of", "in_flight")})
+                    progress(client.together([answer]))
 
 
 @contextlib.contextmanager

@@ -74,6 +74,7 @@ class HostProcess(Record):
     cgroup: str | None = None
     unit: str | None = None
     container: tuple[str, str] | None = None
+    cpu_ticks: int | None = None
 
     @property
     def alive(self) -> bool:
@@ -118,6 +119,7 @@ class HostView(Record):
     cpu_cores: int | None
     cpu_features: list[str] = []
     memory_bytes: int | None
+    memory_free_bytes: int | None = None
     load_average: float
     processes: list[HostProcess]
     listeners: list[Listener]
@@ -189,6 +191,7 @@ def view_of(answer: Mapping[str, Any]) -> HostView:
     """The view that a guard's `look` answer means."""
     gpus, reason = _gpus(answer)
     memory = re.search(r"^MemTotal:\s+(\d+) kB", answer.get("meminfo") or "", re.M)
+    free = re.search(r"^MemAvailable:\s+(\d+) kB", answer.get("meminfo") or "", re.M)
     cpu = re.search(r"^model name\s*:\s*(.+)$", answer.get("cpuinfo") or "", re.M)
     flags = re.search(r"^flags\s*:\s*(.+)$", answer.get("cpuinfo") or "", re.M)
     known = flags[1].split() if flags else []
@@ -197,7 +200,8 @@ def view_of(answer: Mapping[str, Any]) -> HostView:
         ticks_per_s=answer["ticks_per_s"], kernel=answer["kernel"], machine=answer["machine"],
         os_release=answer.get("os_release"), cpu=cpu[1] if cpu else None, cpu_cores=answer.get("cpu_cores"),
         cpu_features=[f for f in ("avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16") if f in known],
-        memory_bytes=int(memory[1]) * 1024 if memory else None, load_average=answer["load"],
+        memory_bytes=int(memory[1]) * 1024 if memory else None,
+        memory_free_bytes=int(free[1]) * 1024 if free else None, load_average=answer["load"],
         processes=[_process(row) for row in answer["processes"]],
         listeners=[
             Listener(port=row["port"], address=address_of(row["address"]), pids=row["pids"]) for row in answer["listeners"]
@@ -211,7 +215,7 @@ def _process(row: Mapping[str, Any]) -> HostProcess:
     return HostProcess(
         pid=row["pid"], ticks=row["ticks"], parent=row["parent"], state=row["state"], uid=row["uid"],
         argv=redact_object([_plain(word) for word in row["argv"]]), name=_plain(row["name"]), cgroup=cgroup,
-        unit=unit_of(cgroup), container=container_of(cgroup),
+        unit=unit_of(cgroup), container=container_of(cgroup), cpu_ticks=row.get("cpu_ticks"),
     )  # fmt: skip
 
 

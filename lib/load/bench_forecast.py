@@ -7,7 +7,6 @@ computation that differs (another version of the formulas, edited params) is sho
 
 from __future__ import annotations
 
-import concurrent.futures
 import datetime
 import functools
 import hashlib
@@ -18,21 +17,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import Field
 
-from lib.errors import BadInput, WorkbookError
+from lib.deploy import host_character
+from lib.errors import BadInput, HostError, HostTimeout, HostUnreachable, WorkbookError
 from lib.hosts import local
+from lib.hosts.base import Host
+from lib.hosts.remote_client import bundle, folder_on
+from lib.load import machine
 from lib.model import roofline
 from lib.model.checkpoint import read_safetensors_header
 from lib.model.facts import Checkpoint, LayerGroup
 from lib.model.memory import kv_bytes_per_token, state_bytes_per_slot
 from lib.model.roofline import Attention, Bound, Device, Link, Machine, Weights
-from lib.params import BenchmarkParams
+from lib.params import BenchmarkParams, HostParams
 from lib.records import Record
 from lib.results import NotebookRun, ServerHandle
 from lib.server import gpu_state
+from lib.server.remote import place_of
+from lib.server.spec import resolve_python
 from lib.server.telemetry import read_topology
+from lib.server.telemetry_there import topology_there
 
 FROZEN = "prediction.json"
 #: A doubling of users that adds less than half of their share of throughput lies beyond the knee.
@@ -95,38 +100,35 @@ def write_tensors(folder: Path, model_path: str) -> None:
     local.write_atomic(folder / "tensors.json", json.dumps(found))
 
 
-def measure_machine(folder: Path) -> None:
-    """Measures this machine's CPUs: read bandwidth and float32 products, all cores at once (bandwidth.json).
+def measure_machine(folder: Path, on: Mapping[str, Any] | None = None, python: str = "python3") -> None:
+    """Measures the CPUs of the server's machine (bandwidth.json; `lib.load.machine` says how), or says why it can't.
 
-    Bandwidth: each core sums 256 MB of its own, all at the same time, best of five. Products: a float32 matrix product
-    of 2048 x 2048 by numpy's BLAS, best of three; kernels in 16 bits may be faster where the CPU has them.
+    `on` names another host, `python` an interpreter there that has numpy.
     """
-    cores = len(os.sched_getaffinity(0))
-    blocks = [np.ones(32 * 1024 * 1024, dtype=np.float64) for _ in range(cores)]
-    best = 0.0
-    with concurrent.futures.ThreadPoolExecutor(cores) as pool:
-        for _ in range(5):
-            began = time.perf_counter()
-            list(pool.map(np.sum, blocks))
-            best = max(best, sum(b.nbytes for b in blocks) / (time.perf_counter() - began))
-    square = np.ones((2048, 2048), dtype=np.float32)
-    shortest = float("inf")
-    for _ in range(3):
-        began = time.perf_counter()
-        square @ square
-        shortest = min(shortest, time.perf_counter() - began)
-    local.write_atomic(
-        folder / "bandwidth.json",
-        json.dumps({
-            "read_bytes_per_s": best, "threads": cores, "bytes": sum(b.nbytes for b in blocks),
-            "flops_per_s": 2 * 2048**3 / shortest, "product": "float32 2048 x 2048, numpy",
-        }),
-    )  # fmt: skip
+    place = place_of(HostParams.model_validate(on)) if on else None
+    found = machine.measured() if place is None else _measured_there(place.host, python)
+    local.write_atomic(folder / "bandwidth.json", json.dumps(found))
 
 
-def write_topology(folder: Path) -> None:
-    """Writes topology.json: the text of `nvidia-smi topo -m`, or why there is none."""
-    text, reason = read_topology()
+def _measured_there(host: Host, python: str) -> dict[str, Any]:
+    with folder_on(host) as folder:
+        host.put(bundle("lib.load.machine")[0], folder / "machine.pyz", mode=0o600)
+        try:
+            done = host.run([python, str(folder / "machine.pyz")], deadline_s=300.0)
+        except (HostUnreachable, HostTimeout):
+            raise
+        except HostError as error:  # no such interpreter there
+            return {"read_bytes_per_s": None, "threads": None, "reason": str(error.found)}
+    if done.ok:
+        return dict(json.loads(done.text))
+    last = (done.error_text.strip().splitlines() or ["no message"])[-1]
+    return {"read_bytes_per_s": None, "threads": None, "reason": f"{python} on {host.name}: {last}"}
+
+
+def write_topology(folder: Path, on: Mapping[str, Any] | None = None) -> None:
+    """Writes topology.json: the text of `nvidia-smi topo -m` on this machine or the host `on`, or why there is none."""
+    place = place_of(HostParams.model_validate(on)) if on else None
+    text, reason = topology_there(place) if place else read_topology()
     local.write_atomic(folder / "topology.json", json.dumps({"text": text, "reason": reason}))
 
 
@@ -137,8 +139,10 @@ def device_of(run: NotebookRun, server: ServerHandle) -> tuple[Device, list[str]
     """Bandwidth and FLOP/s of one device, from params, the table of GPUs, or a measurement of the CPU; and what is unknown."""
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     if run.platform(server) == "cpu":
-        measured = run.measure("bandwidth", None, measure_machine).json("bandwidth.json")
+        there = {**run.there, "python": _python_there(run, server)} if run.there else {}
+        measured = run.measure("bandwidth", None, measure_machine, **there).json("bandwidth.json")
         source = f"measured on this host with {measured['threads']} threads; products: {measured.get('product')}"
+        source = measured.get("reason") or source
         found = Device(
             name=str(run.host().get("cpu")),
             bandwidth_bytes_per_s=measured["read_bytes_per_s"],
@@ -157,6 +161,23 @@ def device_of(run: NotebookRun, server: ServerHandle) -> tuple[Device, list[str]
         )
     missing = [name for name in stated if getattr(found, name) is None]
     return found, [f"{name} of {found.name!r} is not known (set it in params)" for name in missing]
+
+
+def copied_bytes_per_s(run: NotebookRun) -> float | None:
+    """What copies inside the slowest device moved, read and written, where notebook 01 of this run measured it; else None.
+
+    A ceiling is not lowered by it: a kernel that only reads may be faster than a copy.
+    """
+    file = run.raw.parent / "01" / "character" / "character.json"
+    if not file.is_file() or run.profile.host.remote:
+        return None
+    return host_character.device_bandwidth(json.loads(file.read_text(encoding="utf-8")))
+
+
+def _python_there(run: NotebookRun, server: ServerHandle) -> str:
+    """An interpreter on another host that should have numpy: the server's own, where params name it."""
+    host, own = run.profile.host, server.params.python
+    return own if own.startswith("/") else host.client_python or host.python
 
 
 def attention_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint) -> Attention:
@@ -220,7 +241,7 @@ def weights_of(run: NotebookRun, server: ServerHandle, checkpoint: Checkpoint) -
     method = flags.get("quantization")
     if method and checkpoint.quantization.weights_method is None:
         raise BadInput("weights served as they are stored", f"--quantization {method}", "set active_weight_bytes")
-    path = None if run.offline else server.spec.model_path
+    path = None if run.offline else getattr(server.spec, "mirror", server.spec.model_path)
     context = None if run.offline else server.spec.model
     read = run.measure("tensors", None, write_tensors, context=context, model_path=path)
     tensors = [(n, d, s, b) for n, d, s, b in read.json("tensors.json")]
@@ -245,11 +266,14 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
     if server.tp_size < 2:
         return None, "one rank: no all-reduce"
     kind, why = None, ""
-    read = run.measure("topology", None, write_topology).json("topology.json")
+    notes: list[str] = []
+    read = run.measure("topology", None, write_topology, **run.there).json("topology.json")
     if read["text"]:
         try:
             topology = roofline.parse_topology(read["text"])
             ranks = server_ranks(server)
+            if apart := topology.apart(topology.gpus if ranks is None else ranks):
+                notes.append(f"spread over NUMA nodes: {apart}")
             # Which GPUs they are is not known (attached, or named by uuid): then the slowest connection of the host.
             kind = topology.worst(topology.gpus if ranks is None else ranks)
         except BadInput as error:
@@ -258,11 +282,35 @@ def link_for(run: NotebookRun, server: ServerHandle) -> tuple[Link | None, str]:
         why = read["reason"]
     names = ", ".join(str(g.get("name")) for g in run.host().get("gpus") or [])
     link = roofline.link_of(kind, server.tp_size, params.allreduce_latency_s, params.interconnect_bytes_per_s, names)
+    if params.allreduce_latency_s is None and params.interconnect_bytes_per_s is None:
+        link, not_measured = _measured(run, server, link)
+        notes += [not_measured] if not_measured else []
     known = [
         f"latency {link.latency_s * 1e6:.3g} us" if link.latency_s is not None else "latency unknown, counted as 0",
         f"{link.bytes_per_s / 1e9:.3g} GB/s" if link.bytes_per_s else "bandwidth unknown, counted as infinite",
     ]
-    return link, f"{link.kind}{f' ({why})' if why else ''}, {', '.join(known)}; {link.source}"
+    return link, "; ".join([f"{link.kind}{f' ({why})' if why else ''}, {', '.join(known)}", link.source, *notes])
+
+
+def _measured(run: NotebookRun, server: ServerHandle, link: Link) -> tuple[Link, str]:
+    """The link with this host's own all-reduce times over the server's GPUs (raw record `all-reduce`), or why it has none."""
+    if run.platform(server) == "cpu" or server.attached or run.profile.host.remote:
+        return link, "all-reduce not measured: it needs this host's own GPUs, and free ones"
+    gpus = server_ranks(server)
+    visible = ",".join(map(str, gpus)) if gpus is not None else server.params.environment.get("CUDA_VISIBLE_DEVICES")
+    try:
+        python = None if run.offline else str(resolve_python(server.params.python))
+        taken = run.measure(
+            "all-reduce", None, host_character.take_all_reduce, python=python, ranks=server.tp_size, visible=visible
+        )
+    except WorkbookError as error:
+        return link, f"all-reduce not measured: {error}"
+    read = taken.json("all_reduce.json")
+    found = roofline.measured_link(link, read.get("all_reduce") or [])
+    if found.measured:
+        return found, ""
+    wrong = any(not r.get("right") for r in read.get("all_reduce") or [])
+    return link, f"all-reduce: {'a sum was WRONG' if wrong else read.get('all_reduce_reason') or read.get('reason')}"
 
 
 def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, dict[str, str], str | None]:
@@ -277,6 +325,10 @@ def machine_of(run: NotebookRun, server: ServerHandle) -> tuple[Machine | None, 
         device, missing = device_of(run, server)
         inputs["device"] = f"{device.name}; {device.source}"
         inputs["read bandwidth"] = _words(device.bandwidth_bytes_per_s, 1e9, "GB/s")
+        if copied := copied_bytes_per_s(run):
+            inputs["copies inside a device, measured by 01 (shown beside the bound, which takes the line above)"] = (
+                _words(copied, 1e9, "GB/s")
+            )
         inputs["dense products"] = _words(device.flops_per_s, 1e12, "TFLOP/s")
         if device.bandwidth_bytes_per_s is None:
             raise BadInput("the bandwidth of this host's devices", "; ".join(missing))
@@ -404,7 +456,11 @@ def forecast(run: NotebookRun, server: ServerHandle, depths: Mapping[int | str, 
     else:
         knee_reason = f"beyond C={found} a doubling of users adds less than {KNEE_EFFICIENCY:.0%} to log-throughput"
     estimate = None
-    if machine is not None and run.platform(server) == "cpu" and None in (params.bandwidth_bytes_per_s, params.flops_per_s):
+    if (
+        machine is not None
+        and run.platform(server) == "cpu"
+        and None in (params.bandwidth_bytes_per_s, params.flops_per_s)
+    ):
         estimate = (
             "the CPU's figures were measured on this host, which may have been busy, and its products in float32: "
             "a quieter moment or a 16-bit kernel may pass them"

@@ -23,7 +23,7 @@ from typing import Any
 from lib.audit.probes import token_ids
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
-from lib.load import bench_forecast, workloads
+from lib.load import bench_forecast, live, workloads
 from lib.load.bench_forecast import Forecast, Frozen, depth_id, depth_users, server_ranks
 from lib.load.client import Request, run_level
 from lib.load.judge import calibrate
@@ -86,8 +86,8 @@ class Watch:
     @contextlib.contextmanager
     def over(self, server: Answering, folder: Path) -> Iterator[dict[str, Any]]:
         """Watches the server and its GPUs during the `with` block."""
-        here = local.is_local_url(server.base_url) and getattr(server, "place", None) is None
-        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here) as told:
+        here, place = local.is_local_url(server.base_url), getattr(server, "place", None)
+        with telemetry.watching(server.control, folder, ranks=self.ranks, local_server=here, place=place) as told:
             yield told
 
 
@@ -181,19 +181,22 @@ def take_calibration(folder: Path, streams: int, api: str, on: Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Item:
-    """One record to take: its name, how long it should take at the bound, and how it is taken."""
+    """One record to take: its name, how long it should take at the bound, how it is taken, and the tokens of each answer
+    (None: not fixed)."""
 
     name: str
     expected_s: float
     take: Callable[[Callable[[dict[str, Any]], None]], Measurement]
+    tokens_each: int | None = None
 
 
 class Pace:
     """Says per level what is done and how long it will take still, from what earlier levels took against their bound."""
 
-    def __init__(self, run: NotebookRun, items: Sequence[Item]) -> None:
-        self.run, self.items = run, list(items)
-        self.bar = progress_bar(total=len(self.items), bar_format="{desc} {bar} {elapsed}")
+    def __init__(self, run: NotebookRun, items: Sequence[Item], section: str = "") -> None:
+        self.run, self.items, self.section = run, list(items), section
+        bar: dict[str, Any] = {"disable": True} if live.is_watched(run.folder) else {}  # the live panel shows the same
+        self.bar = progress_bar(total=len(self.items), bar_format="{desc} {bar} {elapsed}", **bar)
         self.taken_s = self.expected_s = 0.0
         self.began = time.monotonic()
         self.stop_asked = False
@@ -230,12 +233,21 @@ class Pace:
         self.began = time.monotonic()
 
         def told(state: Mapping[str, Any]) -> None:
-            self.say(place, int(state.get("done", 0)), int(state.get("of", 0)))
+            done, of = int(state.get("done", 0)), int(state.get("of", 0))
+            self.say(place, done, of)
+            self.tell("progress", place, counted=dict(state), left_s=self.left_s(place, done, of))
             if not self.stop_asked and stop_file(self.run).exists():
                 self.stop_asked = True
                 raise KeyboardInterrupt
 
         return told
+
+    def tell(self, kind: str, place: int = 0, **more: Any) -> None:
+        """Tells onlookers (the live panel) where the measuring is."""
+        item = self.items[place] if self.items else None
+        named: dict[str, Any] = {"item": item.name, "tokens_each": item.tokens_each} if item and kind not in ("begin", "end") else {}
+        told = live.Told(kind=kind, section=self.section, place=place, items=len(self.items), **named, **more)
+        live.tell(self.run.folder, told)
 
     def took(self, place: int, seconds: float) -> None:
         """Notes how long an item took (a record that was there already took none and says nothing)."""
@@ -258,14 +270,16 @@ def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: fl
     file = run.raw / f"not_measured_{section}.json"
     left_out: dict[str, str] = json.loads(file.read_text()) if run.offline and file.exists() else {}
     taken: dict[str, Measurement] = {}
-    pace = Pace(run, items)
+    pace = Pace(run, items, section)
     began = time.monotonic()
     stopped: str | None = None
+    pace.tell("begin")
     for place, item in enumerate(items):
         recorded = (run.raw / item.name / "stamp.json").exists()
         if run.offline:
             if recorded or item.name not in left_out:
                 taken[item.name] = item.take(lambda _: None)
+                pace.tell("taken", place, folder=taken[item.name].folder, why=taken[item.name].problem)
             continue
         if stopped is None and stop_file(run).exists():
             stopped = "stopped on request before it began"
@@ -278,6 +292,7 @@ def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: fl
         try:
             taken[item.name] = found = item.take(pace.watcher(place))
             pace.took(place, time.monotonic() - at)
+            pace.tell("taken", place, folder=found.folder, why=found.problem)
             if (found.problem or "").startswith(Stopped.__name__):
                 stopped = "stopped on request before it began"
         except KeyboardInterrupt:
@@ -290,6 +305,10 @@ def take_all(run: NotebookRun, section: str, items: Sequence[Item], budget_s: fl
     for name, why in left_out.items():
         if name not in taken:
             run.skip(name, why)
+    for place, item in enumerate(items):
+        if item.name not in taken and item.name in left_out:
+            pace.tell("left_out", place, why=left_out[item.name])
+    pace.tell("end")
     return taken
 
 
@@ -314,8 +333,7 @@ def measure_calibration(run: NotebookRun) -> Path:
     params: BenchmarkParams = run.params  # type: ignore[assignment]
     api = "chat" if params.dataset == "chat" else params.api
     streams = max([*params.concurrency, *(depth_users(params) if params.depths else [])])
-    there: dict[str, Any] = {"on": run.profile.host.model_dump()} if run.profile.host.remote else {}
-    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **there)
+    taken = run.measure("calibration", None, take_calibration, streams=streams, api=api, **run.there)
     return taken.folder / "calibration.json"
 
 
@@ -347,7 +365,8 @@ def measure_levels(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> Le
             }
             seconds = expected_s(frozen.forecast, f"level-C{c}", count, params.output_len, c, params.input_len)
             take = functools.partial(_take, run, server, level_name(c, repeat), send_level, ranks, arguments)
-            items.append(Item(level_name(c, repeat), seconds, take))
+            fixed = params.output_len if params.dataset != "chat" else None
+            items.append(Item(level_name(c, repeat), seconds, take, fixed))
     taken = take_all(run, "levels", items, params.budget_s)
     found: Levels = {}
     for c in params.concurrency:
@@ -514,7 +533,8 @@ def measure_depths(run: NotebookRun, server: ServerHandle, frozen: Frozen) -> li
                 "calibration_file": str(calibration),
             }
             seconds = expected_s(frozen.forecast, f"{name}-decode", 2 * count, params.depth_output_len, c, tokens)
-            items.append(Item(name, seconds, functools.partial(_take, run, server, name, send_depth, ranks, arguments)))
+            take = functools.partial(_take, run, server, name, send_depth, ranks, arguments)
+            items.append(Item(name, seconds, take, params.depth_output_len))
             cells.append((depth, c, name))
     taken = take_all(run, "depths", items, params.budget_s)
     return [DepthCell(depth, c, taken[name]) for depth, c, name in cells if name in taken]

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -252,7 +252,7 @@ def run_level(
         continuous_usage: ask the OpenAI endpoints for token counts in every event (exact per-token latency there).
         calibration: what `lib.load.judge.calibrate` said about this client at this load; kept in the header.
         cores: pin the sending processes to these cores.
-        progress: called about twice a second with {done, of, in_flight}.
+        progress: called about twice a second with what has been counted so far (`together`): done, of, in_flight, ...
         ca_file: certificates to trust under https, instead of the system's.
         offsets_s: seconds after the start at which each request (session) is due.
         ramp_s: closed loop: start the slots one after the other over so many seconds. Open loop: let the rate grow to
@@ -589,7 +589,17 @@ def _listen(
                 _start_and_observe(workers, answers, observe)
                 known = [a for a in answers if "of" in a]
                 if progress and known and "facts" not in answers[number]:
-                    progress({k: sum(a[k] for a in known) for k in ("done", "of", "in_flight")})
+                    progress(together(known))
+
+
+#: What a sending process says of itself while it sends, as sums: see `client_worker.Tally`.
+COUNTED = ("done", "of", "in_flight", "ok", "failed", "first_ns", "whole_ns")
+
+
+def together(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of several sending processes as one, and the longest time since a window began."""
+    sums = {key: sum(one.get(key, 0) for one in said) for key in COUNTED}
+    return sums | {"since_ns": max(one.get("since_ns", 0) for one in said)}
 
 
 def _start_and_observe(

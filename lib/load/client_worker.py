@@ -659,6 +659,44 @@ class Run:
         self._maybe_over()
 
 
+class Tally:
+    """Sums over the requests that have ended so far, for whoever watches: taken at each progress tick, from what is kept.
+
+    Nothing is noted for it while answers come. A tick looks at what was in flight at the last one and at what was sent
+    since, so that its cost does not grow with the level; what it says has a fixed size, whatever the parent reads.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.seen = 0
+        self.open: list[Exchange] = []
+        self.sums = {"ok": 0, "failed": 0, "first_ns": 0, "whole_ns": 0}
+
+    def now(self) -> dict[str, int]:
+        """What has ended, in sums.
+
+        `ok` (answered with 200 and ended) and `failed` requests; over the ok ones `first_ns` from due to the first data
+        (the second read, as in `no_first_token`) and `whole_ns` from due to the end; `since_ns` since the window began.
+        The record, parsed afterwards, has the exact figures: an answer that ended well may still hold an error.
+        """
+        served = self.run.served
+        looked_at = [*self.open, *served[self.seen :]]
+        self.seen = len(served)
+        self.open = []
+        for exchange in looked_at:
+            if exchange.failure is None and not exchange.ended:
+                self.open.append(exchange)
+            elif exchange.failure is not None or not exchange.data or exchange.data[0][9:12] != b"200":
+                self.sums["failed"] += 1
+            else:
+                times = exchange.times
+                self.sums["ok"] += 1
+                self.sums["first_ns"] += times[min(1, len(times) - 1)] - exchange.due_ns
+                self.sums["whole_ns"] += exchange.end_ns - exchange.due_ns
+        since = now_ns() - self.run.start_ns if self.run.start_ns else 0
+        return self.sums | {"since_ns": since}
+
+
 async def _resolve(loop: asyncio.AbstractEventLoop, host: str, port: int) -> Any:
     infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for info in infos:
@@ -756,8 +794,10 @@ async def _main(job: dict[str, Any], warmup: list[Exchange], measured: list[Exch
         start.set()
     runs.append(run)
 
+    tally = Tally(run)
+
     def progress() -> None:
-        _say({"done": run.finished, "in_flight": len(run.active), "of": run.planned})
+        _say({"done": run.finished, "in_flight": len(run.active), "of": run.planned} | tally.now())
         loop.call_later(job["progress_s"], progress)
 
     loop.call_later(job["progress_s"], progress)

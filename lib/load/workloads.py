@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -93,11 +93,16 @@ def make_workload(
     shared = {r.prompt_sha256() for r in measured} & {r.prompt_sha256() for r in warm}
     if shared:
         raise BadInput("warm-up prompts that are never measured", f"{len(shared)} that are both", "give more material")
-    digest = sha256()
-    for r in measured:
-        digest.update(f"{r.prompt_sha256()} {r.max_tokens} {r.temperature} {r.ignore_eos}\n".encode())
     settings = settings | {"output_len": output_len} | request
-    return Workload(name, tuple(measured), tuple(warm), seed, settings, digest.hexdigest())
+    return Workload(name, tuple(measured), tuple(warm), seed, settings, requests_sha256(measured))
+
+
+def requests_sha256(requests: Iterable[Request]) -> str:
+    """The hash of what is measured: every prompt, length and sampling choice, in order."""
+    digest = sha256()
+    for r in requests:
+        digest.update(f"{r.prompt_sha256()} {r.max_tokens} {r.temperature} {r.ignore_eos}\n".encode())
+    return digest.hexdigest()
 
 
 def random_ids(

@@ -232,19 +232,32 @@ class Topology(Record):
 
     gpus: list[int]
     links: dict[str, str] = Field(description="'0-1' -> NV18, PIX, PXB, PHB, NODE, SYS")
+    cpus: dict[int, str] = Field(default={}, description="a GPU's near processors, as '0-31,64-95'")
+    numa: dict[int, str] = Field(default={}, description="a GPU's NUMA node or nodes, as '0' or '0-1'")
+
+    def apart(self, ranks: Sequence[int]) -> str | None:
+        """The NUMA nodes that these GPUs are spread over, in words; None where they share one or it is not said."""
+        by_node: dict[str, list[int]] = {}
+        for rank in ranks:
+            if rank in self.numa:
+                by_node.setdefault(self.numa[rank], []).append(rank)
+        if len(by_node) < 2:
+            return None
+        return "; ".join(f"GPU {', '.join(map(str, found))} on node {node}" for node, found in sorted(by_node.items()))
 
     def worst(self, ranks: Sequence[int]) -> str | None:
         """The slowest kind of connection among these GPUs; None where one of them is not listed."""
         pairs = [self.links.get(f"{min(a, b)}-{max(a, b)}") for i, a in enumerate(ranks) for b in ranks[i + 1 :]]
         if not pairs or any(p is None for p in pairs):
             return None
-        return max((str(p) for p in pairs), key=_slowness)
+        return max((str(p) for p in pairs), key=slowness)
 
 
 _ORDER = ("NV", "PIX", "PXB", "PHB", "NODE", "SYS")
 
 
-def _slowness(kind: str) -> tuple[int, int]:
+def slowness(kind: str) -> tuple[int, int]:
+    """Orders kinds of connection from the fastest (NV18) to the slowest (SYS, and what is not known)."""
     base = "NV" if kind.startswith("NV") else kind
     number = int(kind[2:]) if kind.startswith("NV") and kind[2:].isdigit() else 0
     return _ORDER.index(base) if base in _ORDER else len(_ORDER), -number
@@ -262,7 +275,9 @@ def parse_topology(text: str) -> Topology:
     if head is None:
         raise BadInput("the matrix of `nvidia-smi topo -m`", repr(plain[:80]))
     columns = [int(n) for n in re.findall(r"\bGPU(\d+)\b", head)]
+    names = re.findall(r"CPU Affinity|NUMA Affinity|GPU NUMA ID|\S+", head)
     links: dict[str, str] = {}
+    near: dict[str, dict[int, str]] = {"CPU Affinity": {}, "NUMA Affinity": {}}
     rows = []
     for line in lines:
         match = re.match(r"\s*GPU(\d+)\s+(.*)", line)
@@ -270,10 +285,16 @@ def parse_topology(text: str) -> Topology:
             continue
         row, cells = int(match[1]), match[2].split()
         rows.append(row)
+        if len(cells) == len(names):  # an empty cell (no affinity said) cannot be told from a missing column
+            for name, found in near.items():
+                if name in names and (value := cells[names.index(name)]) != "N/A":
+                    found[row] = value
         for column, cell in zip(columns, cells, strict=False):
             if row < column:
                 links[f"{row}-{column}"] = cell
-    return Topology(gpus=sorted(set(rows) | set(columns)), links=links)
+    return Topology(
+        gpus=sorted(set(rows) | set(columns)), links=links, cpus=near["CPU Affinity"], numa=near["NUMA Affinity"]
+    )
 
 
 class Link(Record):
@@ -283,6 +304,9 @@ class Link(Record):
     latency_s: float | None
     bytes_per_s: float | None
     source: str
+    measured: list[tuple[int, float]] = Field(
+        default=[], description="bytes and shortest seconds on this host, by size"
+    )
 
 
 #: Kinds of `nvidia-smi topo -m` -> bytes/s in one direction. NVLink: so much a link, times the number after NV.
@@ -345,12 +369,46 @@ def link_of(
 def all_reduce_s(size_bytes: float, ranks: int, link: Link) -> float:
     """Seconds of one all-reduce over `ranks`; what is not known of the link counts as nothing (still a bound).
 
-    Example: 12 KiB over 8 ranks, 205 us, 63 GB/s: 205.3 us.
+    Where the host's own times by size are there, they count: linear between two sizes, the smallest size's below it, the last
+    slope beyond.
+
+    Example: 12 KiB over 8 ranks, 205 us, 63 GB/s: 205.3 us. Measured 20 us at 8 KiB and 30 us at 16 KiB: 25 us.
     """
     if ranks < 2:
         return 0.0
+    if link.measured:
+        return _between(sorted(link.measured), size_bytes)
     moved = 2 * (ranks - 1) / ranks * size_bytes
     return (link.latency_s or 0.0) + (moved / link.bytes_per_s if link.bytes_per_s else 0.0)
+
+
+def _between(points: Sequence[tuple[int, float]], size: float) -> float:
+    """Seconds at a size from the times at others."""
+    if len(points) == 1 or size <= points[0][0]:
+        return points[0][1]
+    at = next((i for i, (b, _) in enumerate(points) if b >= size), len(points) - 1)
+    (a, t), (b, u) = points[at - 1], points[at]
+    return max(t, t + (u - t) * (size - a) / (b - a))
+
+
+def measured_link(link: Link, rows: Sequence[Mapping[str, Any]]) -> Link:
+    """The link with a host's own all-reduce times by size; the same link where there are none, or a sum was wrong.
+
+    Of each size the shortest time counts, alone or in a row: the bounds are floors. Latency and bandwidth are then those of the
+    smallest and the largest size.
+    """
+    points = sorted(
+        (int(r["size"]), min(float(r["low"]), float(r.get("burst_seconds") or r["low"])))
+        for r in rows
+        if r.get("right")
+    )
+    if not points or len(points) < len(rows):
+        return link
+    size, seconds = points[-1]
+    return link.model_copy(update={
+        "measured": points, "latency_s": points[0][1], "bytes_per_s": size / seconds,
+        "source": f"all-reduce measured on this host by size ({points[0][0]:,} to {size:,} B, shortest of each)",
+    })  # fmt: skip
 
 
 # the bounds -----------------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
 """Trains a small hybrid Qwen3.5-MoE with its MTP head on the Python code that this machine has.
 
-    PYTHON-OF-THE-SERVER lib/model/train_tiny.py --out DIR [--minutes 4] [--hidden 256] [--layers 8] [--seed 7]
+    PYTHON-OF-THE-SERVER lib/model/train_tiny.py --out DIR [--minutes 4] [--hidden 192] [--layers 8] [--seed 7]
 
 Random weights answer with noise: whether drafts are accepted on code, whether a garbage gate sees garbage, and what an FP8
 KV cache costs can be asked of a model that has learned something. The MTP head learns beside the model, as it is used: from
 the embedding of the next token and the model's last hidden state (after its norm) to the token after.
 
 Kept in DIR: the checkpoint under the published names, `training.json` (seed, sizes, files and their hash, loss by step, the
-held-out loss of both heads, seconds, SHA-256 of the weights). On one device the same seed and step count give the same
-loss curve up to the device's own nondeterminism; the weights' hash tells.
+held-out loss of both heads, how often the head's best token is the model's own, seconds, SHA-256 of the weights), and the stamp by
+which `server.model` finds it (in the cache's `models/` by its folder's name). The folder appears whole or not at all. On one device
+the same seed and step count give the same loss curve up to the device's own nondeterminism; the weights' hash tells.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import argparse
 import hashlib
 import json
 import math
+import os
 import random
+import shutil
 import sys
 import sysconfig
 import time
@@ -29,6 +32,7 @@ if not __package__:  # run by path, by the server's Python
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from lib.model import make_hybrid, make_models
+from lib.model.cache import STAMP
 
 #: One file in this many is held out, by the hash of its path: the same files on every machine that has them.
 HELD_OUT = 20
@@ -104,8 +108,12 @@ class Mtp:
         return m["norm"](out[0] if isinstance(out, tuple) else out)
 
 
-def losses(model: Any, mtp: Mtp, ids: Any) -> tuple[Any, Any]:
-    """Mean cross-entropy, nats a token, of the next token by the model and of the one after by the MTP head."""
+def losses(model: Any, mtp: Mtp, ids: Any) -> tuple[Any, Any, Any]:
+    """Mean cross-entropy, nats a token, of the next token by the model and of the one after by the MTP head; and agreement.
+
+    Agreement is the share of places at which the head's best token is the model's own best one for the same place: greedy
+    drafts of one token are accepted so often on this text.
+    """
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -118,9 +126,11 @@ def losses(model: Any, mtp: Mtp, ids: Any) -> tuple[Any, Any]:
     places = torch.arange(length, device=ids.device)[None]
     rotary = text.rotary_emb(hidden, places[None].expand(3, ids.shape[0], -1))
     mask = torch.full((length, length), -torch.inf, device=ids.device, dtype=hidden.dtype).triu(1)[None, None]
-    drafted = mtp(text.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], rotary, mask)
-    after = cross_entropy(model.lm_head(drafted).float().reshape(-1, vocabulary), ids[:, 2:].reshape(-1).long())
-    return main, after
+    drafted = model.lm_head(mtp(text.embed_tokens(ids[:, 1:-1]), hidden[:, :-1], rotary, mask))
+    after = cross_entropy(drafted.float().reshape(-1, vocabulary), ids[:, 2:].reshape(-1).long())
+    with torch.no_grad():
+        agree = (drafted.argmax(-1) == logits[:, 1:].argmax(-1)).float().mean()
+    return main, after, agree
 
 
 def start(sizes: dict[str, Any], tokenizer: Any, device: str) -> tuple[Any, Mtp]:
@@ -152,6 +162,7 @@ def train(
     """Trains until the time or the steps are over, writes the checkpoint, returns training.json's content."""
     import torch
 
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"  # the corpus is read before anything forks; one core takes minutes for it
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(sizes["seed"])
     began = time.monotonic()
@@ -176,7 +187,7 @@ def train(
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / warm_up) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * min(1.0, share))))
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            main, after = losses(model, mtp, window(stream))
+            main, after, _ = losses(model, mtp, window(stream))
         (main + 0.5 * after).backward()
         torch.nn.utils.clip_grad_norm_(weights, 1.0)
         optimizer.step()
@@ -187,16 +198,28 @@ def train(
         step += 1
     picks = random.Random(0)
     with torch.no_grad(), torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-        pairs = [[x.item() for x in losses(model, mtp, window(held))] for _ in range(4 if device == "cpu" else 16)]
+        triples = [[x.item() for x in losses(model, mtp, window(held))] for _ in range(4 if device == "cpu" else 16)]
+    own, after_own, agreed = (sum(column) / len(triples) for column in zip(*triples, strict=True))
     said = {
         "seed": sizes["seed"], "sizes": sizes, "device": device, "torch": torch.__version__, "steps": step, "batch": batch,
         "length": length,
         "rate": rate, "corpus_sha256": digest, "train_tokens": len(stream), "held_out_tokens": len(held), "curve": curve,
-        "held_out_nats": sum(p[0] for p in pairs) / len(pairs), "held_out_mtp_nats": sum(p[1] for p in pairs) / len(pairs),
+        "held_out_nats": own, "held_out_mtp_nats": after_own, "held_out_mtp_agreement": agreed,
         "uniform_nats": math.log(sizes["vocab_size"]), "seconds": round(time.monotonic() - began, 1),
     }  # fmt: skip
-    said["weights_sha256"] = save(model, mtp, tokenizer, out)
-    (out / "training.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    fresh = out.parent / f".making-{out.name}-{os.getpid()}"
+    try:
+        said["weights_sha256"] = save(model, mtp, tokenizer, fresh)
+        (fresh / "training.json").write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        sizes_of = {file.name: file.stat().st_size for file in sorted(fresh.iterdir())}
+        stamp = {"name": out.name, "recipe": f"train_tiny seed {sizes['seed']}, {step} steps", "files": sizes_of}
+        (fresh / STAMP).write_text(json.dumps(stamp, indent=2) + "\n", encoding="utf-8")
+        for file in fresh.iterdir():
+            file.chmod(0o644)
+        shutil.rmtree(out, ignore_errors=True)
+        fresh.rename(out)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
     return said
 
 
@@ -226,15 +249,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--steps", type=int, help="end after this many steps, however long they take")
-    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--rate", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--characters", type=int, default=CORPUS_CHARACTERS)
     args = parser.parse_args(arguments)
+    if args.out.exists() and not (args.out / "training.json").is_file() and (not args.out.is_dir() or any(args.out.iterdir())):
+        parser.error(f"--out {args.out} is not a folder that this script made: name a new one")
     sizes = {
         **make_hybrid.HYBRID, "seed": args.seed, "vocab_size": args.vocabulary, "hidden_size": args.hidden,
         "num_hidden_layers": args.layers, "num_attention_heads": 4, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
@@ -243,8 +268,9 @@ def main(arguments: list[str] | None = None) -> int:
     size = sum(f.stat().st_size for f in args.out.iterdir()) / 1e6
     say(
         f"{said['steps']} steps; held out {said['held_out_nats']:.3f} and {said['held_out_mtp_nats']:.3f} nats a token (uniform "
-        f"{said['uniform_nats']:.3f}); {size:.1f} MB in {args.out}, {said['seconds']} s"
+        f"{said['uniform_nats']:.3f}); the head's best token is the model's own at {said['held_out_mtp_agreement']:.0%} of places"
     )
+    say(f"{size:.1f} MB in {args.out}, {said['seconds']} s")
     return 0
 
 

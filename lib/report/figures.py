@@ -6,10 +6,12 @@ which is also what it shows where pictures can't be shown.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -62,6 +64,17 @@ _STYLE: Any = {
 }
 
 
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """The workbook's look during the `with` block, for one thread at a time: matplotlib's settings are the process's, and
+    a widget draws in a thread of its own while a cell may be drawing."""
+    with _ONE_AT_A_TIME, matplotlib.rc_context(_STYLE):
+        yield
+
+
 class Chart(Figure):
     """A figure that carries its alternative text and shows itself as SVG in a notebook."""
 
@@ -99,7 +112,7 @@ def figure_alt(figure: Figure) -> str:
 def figure_svg(figure: Figure) -> str:
     """Return a figure as small SVG text: the same figure gives the same bytes; text stays text."""
     out = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     svg = out.getvalue()
     return clean_svg(svg, figure_alt(figure), f"f{hashlib.sha256(svg.encode()).hexdigest()[:6]}-")
@@ -112,7 +125,7 @@ def _chart(width: float, height: float) -> Chart:
 def _finished(figure: Chart, alt: str) -> Chart:
     """The figure with its words, laid out once and for all: drawing it again gives the same picture."""
     figure.alt = visible_text(alt)
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
@@ -237,7 +250,7 @@ def throughput_latency(
     if not used:
         return _nothing(title or "Throughput and latency", "no level was measured")
     words: list[str] = []
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(3.1 * len(used), 2.7)
         for axes, (key, heading, unit) in zip(figure.subplots(1, len(used), squeeze=False)[0], used, strict=True):
             taken = {name: [(float(_get(row, "concurrency")), _measured(_get(row, key), unit)) for row in rows]
@@ -323,7 +336,7 @@ def by_depth(
         return _nothing(title or "Time to first token and decode rate by depth", "no depth was measured")
     words: list[str] = []
     depths = sorted({float(_get(row, "depth")) for rows in taken.values() for row in rows})
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(4.4 * len(used), 3.3)
         for axes, (key, heading, unit) in zip(figure.subplots(1, len(used), squeeze=False)[0], used, strict=True):
             points = {name: [(float(_get(r, "depth")), _measured(_get(r, key), unit)) for r in rows]
@@ -332,7 +345,9 @@ def by_depth(
             scale, shown_unit = display_unit(top, unit)
             highest, lowest = 0.0, math.inf
             beyond = []
-            data = [(float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed]
+            data = [
+                (float(_number(p) or 0.0)) * scale for n, listed in points.items() if n not in bounds for _, p in listed
+            ]
             linear = not key.startswith("ttft")
             for index, (name, listed) in enumerate(points.items()):
                 drawn = sorted((p for p in listed if _number(p[1]) is not None), key=lambda p: p[0])
@@ -340,7 +355,9 @@ def by_depth(
                     continue
                 values = [float(_number(p) or 0.0) * scale for _, p in drawn]
                 if linear and name in bounds and data and min(values) > 4 * max(data):
-                    beyond.append(f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}")
+                    beyond.append(
+                        f"{_label(name)}: {number_text(min(values))} to {number_text(max(values))} {shown_unit}"
+                    )
                     words.append(f"{heading}: {beyond[-1]}, above the axis")
                     continue
                 highest = max([highest, *values, *((p.high or 0.0) * scale for _, p in drawn)])
@@ -429,7 +446,7 @@ def difference_by_position(
     elif limits is not None:
         drawn_limits = list(limits)
     words = []
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(8.2, 2.9)
         axes = figure.add_subplot()
         axes.axhline(0, color=SOFT, linewidth=0.8)
@@ -483,7 +500,7 @@ def speed_fidelity(rows: Iterable[Any], limit_nats: float, *, title: str = "") -
         (others if None in pair else points).append((row, speed, apart))
     lines = [_failure_line(row) for row, *_ in others]
     words = []
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(8.2, 3.4 + 0.2 * len(lines)) if points else _chart(8.2, 0.7 + 0.2 * len(lines))
         axes = figure.add_subplot()
         for place, (row, speed, apart) in enumerate(points):
@@ -557,7 +574,7 @@ def startup_phases(phases: Iterable[Any], deadline_s: float | None = None, *, ti
     launches = list(dict.fromkeys(launch for launch, *_ in rows))
     names = list(dict.fromkeys(phase for _, phase, *_ in rows))
     totals = {launch: sum(s or 0.0 for one, _, s, _ in rows if one == launch) for launch in launches}
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         lines = len(rows) if len(launches) == 1 else len(launches)
         figure = _chart(8.2, 1.1 + 0.27 * lines + (0.3 if len(launches) > 1 else 0))
         axes = figure.add_subplot()
@@ -625,7 +642,7 @@ def acceptance(
     if not any(_number(point) is not None for _, point, _ in listed):
         return _nothing(title or "Accept length", "no accept length was measured")
     words = []
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(8.2, 1.0 + 0.32 * len(listed))
         axes = figure.add_subplot()
         axes.grid(axis="y", visible=False)
@@ -678,7 +695,7 @@ def error_by_context(
     if not any(_number(m) for points in drawn.values() for _, m in points):
         return _nothing(title or "Error by context", "no error was computed")
     words = []
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(7.0, 3.4)
         axes = figure.add_subplot()
         for index, (name, points) in enumerate(drawn.items()):
@@ -715,7 +732,7 @@ def trend(points: Iterable[Any], *, title: str = "") -> Chart:
     drawn = [(i, m) for i, (_, m) in enumerate(listed) if _number(m) is not None]
     if not drawn:
         return _nothing(title or "Over runs", "no run has a number")
-    with matplotlib.rc_context(_STYLE):
+    with styled():
         figure = _chart(3.4, 1.9)
         axes = figure.add_subplot()
         top = max(abs(float(_number(m) or 0.0)) for _, m in drawn)

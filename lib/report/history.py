@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import UnreadableFile, WorkbookError
-from lib.outputs import EXAMPLES
+from lib.outputs import EXAMPLES, REPLAYS
 from lib.records import Measured, Status
 
 INDEX = ".index.sqlite"
@@ -152,16 +152,16 @@ def _same_files(connection: sqlite3.Connection, path: str, folder: Path) -> bool
 
 def _profiles(root: Path, profile: str | None) -> list[Path]:
     if profile is not None:
-        return [root / profile] if profile != EXAMPLES and (root / profile).is_dir() else []
+        return [root / profile] if profile not in (EXAMPLES, REPLAYS) and (root / profile).is_dir() else []
     with os.scandir(root) as entries:
         names = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
-    return sorted(root / name for name in names if name != EXAMPLES)
+    return sorted(root / name for name in names if name not in (EXAMPLES, REPLAYS))
 
 
 def record_run(root: Path, folder: Path) -> str | None:
     """Put a run that just ended into the index; returns why it could not be, which is no reason to fail the run."""
     try:
-        if not folder.resolve().is_relative_to(root.resolve()):
+        if not folder.resolve().is_relative_to(root.resolve()) or folder.parent.name in (EXAMPLES, REPLAYS):
             return None
         with opened(root) as connection:
             index_run(connection, root.resolve(), folder.resolve())

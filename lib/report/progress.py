@@ -11,4 +11,5 @@ from tqdm.auto import tqdm
 
 def progress_bar(items: Iterable[Any] | None = None, **options: Any) -> Any:
     """A tqdm bar; silent below `workbook run`, which shows one line of its own and whose pages need no dead widgets."""
-    return tqdm(items, leave=False, disable=bool(os.environ.get("WORKBOOK_RUN_DIR")), **options)
+    silent = bool(options.pop("disable", False) or os.environ.get("WORKBOOK_RUN_DIR"))
+    return tqdm(items, leave=False, disable=silent, **options)

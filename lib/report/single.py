@@ -20,17 +20,14 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
 from lib.report.clean import first_heading
-from lib.report.html import redactor, write_page
+from lib.report.excerpts import read_excerpt
+from lib.report.html import write_page
 from lib.report.style import POLICY, css
 from lib.report.tables import _inert
-from lib.report.text import escaped, shortened, slug, visible_text
+from lib.report.text import escaped, slug, visible_text
 
 #: The whole file stays below this; excerpts are left out first, then whole notebooks are named instead of shown.
 REPORT_BYTES = 2_000_000
-#: One excerpt: lines before and after the one that was meant, and lines of a file that is short or has no line named.
-AROUND, WHOLE_LINES, LINE_CHARACTERS = 3, 12, 240
-#: Larger raw files are read only as far as this.
-READ_BYTES = 64_000_000
 
 _MAIN = re.compile(r"<main>(.*)</main>", re.DOTALL)
 _ID = re.compile(r'(\sid=")([^"]*)(")')
@@ -100,7 +97,6 @@ class _Excerpts:
     def __init__(self, folder: Path, budget: int) -> None:
         self.folder, self.left = folder.resolve(), budget
         self.made: dict[str, tuple[str, str]] = {}
-        self.redact = redactor("redact_text")
         self.left_out = 0
 
     def link(self, href: str) -> str | None:
@@ -111,9 +107,10 @@ class _Excerpts:
         key = f"{name}#{line}" if line else name
         if key in self.made:
             return self.made[key][0]
-        text = self._read(name, line)
-        if text is None:
+        shown = read_excerpt(self.folder, name, line)
+        if shown is None:
             return None
+        text = escaped(shown)
         if len(text.encode()) > self.left:
             self.left_out += 1
             return None
@@ -121,28 +118,6 @@ class _Excerpts:
         mark = f"raw-{len(self.made) + 1}"
         self.made[key] = (mark, text)
         return mark
-
-    def _read(self, name: str, line: int | None) -> str | None:
-        try:
-            file = (self.folder / name).resolve()
-            if not file.is_relative_to(self.folder) or not file.is_file():
-                return None
-            with file.open("rb") as stream:
-                data = stream.read(READ_BYTES)
-        except (OSError, ValueError):
-            return None
-        lines = data.decode("utf-8", "replace").split("\n")
-        first, last = (0, WHOLE_LINES) if line is None else (max(0, line - 1 - AROUND), line + AROUND)
-        if line is not None and line > len(lines):
-            return None
-        shown = [
-            f"{number:>6}{'>' if number == line else ' '} {shortened(text.rstrip(chr(13)), LINE_CHARACTERS, '…')}"
-            for number, text in enumerate(lines[first:last], first + 1)
-        ]
-        more = len(lines) - last
-        if line is None and more > 0:
-            shown.append(f"        … {more:,} more lines")
-        return escaped(visible_text(self.redact("\n".join(shown))))
 
     def markup(self) -> list[Markup]:
         """Every excerpt as a section."""

@@ -30,9 +30,10 @@ from lib.load import workloads
 from lib.load.benchmark import LEVEL_FILE, build_workload, take_calibration
 from lib.load.client import run_level
 from lib.load.workloads import requests_per_level
-from lib.params import SpeculativeParams
+from lib.params import HostParams, SpeculativeParams
 from lib.results import Answering, Measurement, NotebookRun, ServerHandle
 from lib.server.launch import GpuUse, LaunchRecord
+from lib.server.remote import gpu_use, load_way, place_of
 from lib.server.speedup import schedule
 
 #: Sampling parameters that verification may treat otherwise than plain decoding, with a value that shows.
@@ -192,8 +193,9 @@ def send_level(
     prompts = [tuple(p) for p in (*ids, *warm)]
     made = workloads.make_workload(kind, prompts, output_len, len(warm), seed, {}, ignore_eos=ignore_eos)
     _flush(server)
+    url, sender = load_way(server)
     run_level(
-        server.base_url,
+        url,
         "generate",
         made.requests,
         out=folder / LEVEL_FILE,
@@ -204,6 +206,7 @@ def send_level(
         api_key_env=api_key_env,
         calibration=json.loads(Path(calibration_file).read_text()),
         keep_text=keep_text,
+        sender=sender,
     )
 
 
@@ -283,10 +286,12 @@ def ask_tops(server: Answering, folder: Path, questions: Sequence[Mapping[str, A
     local.write_atomic(folder / "tops.json", json.dumps(made))
 
 
-def look_at_memory(folder: Path) -> None:
-    """GPU and host memory before the first launch (memory.json)."""
-    use = GpuUse.now()
-    free = psutil.virtual_memory().available
+def look_at_memory(folder: Path, on: Mapping[str, Any] | None = None) -> None:
+    """GPU and host memory before the first launch, of the host `on` where that is another (memory.json)."""
+    place = place_of(HostParams.model_validate(on)) if on else None
+    view = place.view() if place else None
+    use = gpu_use(view) if view else GpuUse.now()
+    free = view.memory_free_bytes if view else psutil.virtual_memory().available
     local.write_atomic(folder / "memory.json", json.dumps({"gpu": use.model_dump(), "host_free_bytes": free}))
 
 
@@ -378,7 +383,8 @@ def _measure_unit(
 ) -> None:
     params = _params(run)
     kinds = [k for k in params.texts if arms.texts[k]["ids"]]
-    calibrated = run.measure("calibration", None, take_calibration, streams=max(params.concurrency), api="generate")
+    streams = max(params.concurrency)
+    calibrated = run.measure("calibration", None, take_calibration, streams=streams, api="generate", **run.there)
     largest = max(params.concurrency)
 
     def level(folder: str, kind: str, c: int, first: int, count: int, **more: Any) -> Measurement:

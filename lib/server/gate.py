@@ -137,7 +137,7 @@ def ask_under_load(
     def one(job: dict[str, Any]) -> dict[str, Any]:
         if given_up.is_set():
             return {**job, "ids": None, "error": "not sent: an earlier request got no answer", "timed_out": False}
-        control = Control(server.base_url)
+        control = Control(server.control.base_url)  # a tunnel's near end where it is on another host
         control.session.headers.update(server.control.session.headers)
         control.secrets = server.control.secrets
         started = time.monotonic() - began

@@ -100,7 +100,10 @@ def _visible(row: Mapping[str, Any]) -> bool:
 
 
 def free_the_way(
-    look_now: Callable[[], list[Holder]], may_stop: Sequence[str], say: Callable[[str], None]
+    look_now: Callable[[], list[Holder]],
+    may_stop: Sequence[str],
+    say: Callable[[str], None],
+    end: Callable[[ProcessId, Callable[[str], None]], str] | None = None,
 ) -> tuple[list[Holder], list[str]]:
     """Refuses while anything is held, after ending those holders that params name.
 
@@ -108,6 +111,7 @@ def free_the_way(
         look_now: asks the host again.
         may_stop: identities that may be ended, with everything below them.
         say: takes a line of progress.
+        end: ends one of them by identity and says how; None: on this machine.
 
     Returns:
         What was held at first, and what was done about it.
@@ -117,7 +121,8 @@ def free_the_way(
         NotStopped: a named process, or what it held, is still there after SIGKILL.
     """
     first = look_now()
-    named = [local.parse_owner(text).pinned() for text in may_stop]
+    parsed = [local.parse_owner(text) for text in may_stop]
+    named = parsed if end else [p.pinned() for p in parsed]
     known = [h for h in first if (p := _process(h)) is not None and any(_same(p, n) for n in named)]
     others = [h for h in first if h not in known]
     if others:
@@ -128,7 +133,7 @@ def free_the_way(
         )
     done = []
     for process in {p for h in known if (p := _process(h)) is not None}:
-        done.append(_end(process, say))
+        done.append((end or _end)(process, say))
     deadline = time.monotonic() + KILL_S
     while (left := look_now()) and time.monotonic() < deadline and done:
         time.sleep(0.5)

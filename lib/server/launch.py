@@ -205,6 +205,13 @@ class Server:
         except (OSError, ValueError):
             return {}
 
+    def has_ended(self) -> bool:
+        """True where its process was known and is gone."""
+        record = self.record
+        if record.pid is None or record.pid_start_time is None:
+            return False
+        return not ProcessId(record.pid, record.pid_start_time, record.pid_start_ticks).alive()
+
     def check_identity(self) -> list[str]:
         """Checks that the process that answers is the one launched; returns what was checked.
 

@@ -16,6 +16,7 @@ import json
 import math
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -24,11 +25,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lib.errors import BadInput, HostError, IdentityError, NotStopped, PortTaken, ServerError, WorkbookError
+import yaml
+
+from lib.errors import (
+    BadInput,
+    HostError,
+    HostTimeout,
+    HostUnreachable,
+    IdentityError,
+    NotStopped,
+    PortTaken,
+    ServerError,
+    WorkbookError,
+)
 from lib.hosts import local
 from lib.hosts.base import Host, Running
-from lib.hosts.connect import shared_host
-from lib.hosts.remote_client import HostSender, sender_for
+from lib.hosts.connect import close_host, host_of, shared_host
+from lib.hosts.remote_client import HostSender, held_folder, sender_for
 from lib.hosts.view import HostProcess, HostView
 from lib.model.cache import cache_dir
 from lib.model.checkpoint import _SCALE, JSON_FILES, model_fingerprint, read_safetensors_header
@@ -50,6 +63,7 @@ from lib.server.launch import (
     _redact_argv,
     _Waiter,
     compare_server_info,
+    read_record,
     save_record,
 )
 from lib.server.redact import find_secrets, redact_object, redact_text
@@ -57,8 +71,6 @@ from lib.server.supervise import LineFilter
 
 #: A server may hold for weeks; its guard ends it sooner when we are gone.
 LONGEST_LIFE_S = 60 * 86400.0
-#: A longer break of the network than this ends a launched server.
-SILENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -68,11 +80,13 @@ class Place:
     host: Host
     params: HostParams
 
+    def is_root_by_sudo(self) -> bool:
+        """True where commands have to be, and can be, run as root by `sudo -n`."""
+        return self.params.sudo and self.host.uid() != 0 and self.host.can_root() is None
+
     def view(self) -> HostView:
         """What runs there, as root where `sudo -n` gives it."""
-        if self.params.sudo and self.host.uid() != 0 and self.host.can_root() is None:
-            return self.host.view(sudo=True)
-        return self.host.view()
+        return self.host.view(sudo=self.is_root_by_sudo())
 
     def read(self, path: str) -> bytes:
         """A file there, as root where it takes that and `sudo -n` gives it."""
@@ -317,16 +331,19 @@ class RemoteServer(Server):
     """A server that this workbook launched on another host and owns."""
 
     def __init__(
-        self, spec: RemoteSpec, folder: Path, record: LaunchRecord, running: Running, place: Place, secrets: list[str]
+        self, spec: RemoteSpec, folder: Path, record: LaunchRecord, running: Running, place: Place, secrets: list[str],
+        scratch: contextlib.ExitStack | None = None,
     ) -> None:
         self.spec, self.folder, self.record, self.place, self.running = spec, folder, record, place, running
         self._supervisor: Any = _Output(running, folder / "server.log", secrets)
-        self._tunnel = contextlib.ExitStack()
+        self._tunnel = scratch or contextlib.ExitStack()
+        self._lost: HostUnreachable | None = None
         self.control = Control(record.base_url, spec.api_key_env)
         try:
             near = self._tunnel.enter_context(place.host.forward(record.port, spec.host.strip("[]")))
         except BaseException:
             running.stop()
+            self._tunnel.close()
             raise
         self.control.base_url = f"http://127.0.0.1:{near}"
 
@@ -359,6 +376,36 @@ class RemoteServer(Server):
             }
         return status
 
+    def has_ended(self) -> bool:
+        """True where its process was known and is gone.
+
+        Raises:
+            HostUnreachable: nobody can say.
+        """
+        record = self.record
+        return record.pid is not None and self._view().process(record.pid, record.pid_start_ticks) is None
+
+    def _wait_for_guard(self, family: set[tuple[int, int]]) -> None:
+        """The connection broke and came back: the guard there, which never heard of it, ends the server by its own clock."""
+        deadline = time.monotonic() + self.place.params.silence_s + self.spec.stop_timeout_s + 10.0
+        while time.monotonic() < deadline:
+            view = self._view()
+            if not any(view.process(pid, ticks) for pid, ticks in family):
+                return
+            time.sleep(1.0)
+
+    def _view(self) -> HostView:
+        """The host now. Where it can't be reached and the server's own connection is gone, this server is lost to us."""
+        try:
+            return self.place.view()
+        except (HostUnreachable, HostTimeout) as error:
+            if not self.running.connected:
+                self._lost = HostUnreachable(
+                    f"launch {self.launch_id} is proven gone from {self.place.host.name}", str(error),
+                    f"the host ends it by itself {self.place.params.silence_s:.0f} s after our last word; a resumed run waits for that",
+                )  # fmt: skip
+            raise
+
     def load_way(self) -> tuple[str, HostSender | None]:
         """Where load is sent, and by whom: on the host itself, or from here through the tunnel."""
         return load_way_of(self.place, self.record.base_url, self.control, self.spec.argv[0], self.spec.api_key_env)
@@ -369,7 +416,7 @@ class RemoteServer(Server):
         Raises:
             IdentityError: it is gone, another one owns the port, or the resolved arguments or model differ.
         """
-        record, view = self.record, self.place.view()
+        record, view = self.record, self._view()
         faults, checks = [], []
         if view.process(record.pid or -1, record.pid_start_ticks) is None:
             faults.append(f"process {record.pid} of launch {record.launch_id} is gone on {self.place.host.name}")
@@ -406,6 +453,7 @@ class RemoteServer(Server):
 
         Raises:
             NotStopped: processes, the port, or GPU memory are still held.
+            HostUnreachable: the host is lost, so nothing can be proven; its guard ends the server there.
         """
         if self.record.stop is not None:
             return self.record.stop
@@ -413,15 +461,20 @@ class RemoteServer(Server):
         family: set[tuple[int, int]] = {p for p in [self.running.process] if p}
         before = GpuUse(reason="not asked before the stop")
         with contextlib.suppress(WorkbookError):
-            view = self.place.view()
-            before = gpu_use(view)
-            family |= {(p.pid, p.ticks) for p in view.family(self.record.pid or -1)}
+            view = self._view() if self._lost is None else None
+            if view is not None:
+                before = gpu_use(view)
+                family |= {(p.pid, p.ticks) for p in view.family(self.record.pid or -1)}
+        if self._lost is not None:
+            raise self._lost
         self._note_process(self.status())
         self.running.stop()
         self._supervisor.join(5.0)
         with contextlib.suppress(WorkbookError):
             self._tunnel.close()
         status, ending = self.status(), self.running.ending or {}
+        if self.running.ending is None:
+            self._wait_for_guard(family)
         view, words, back, left_mib = self._gpu_back(before, family)
         left = sorted(pid for pid, ticks in family if view.process(pid, ticks))
         signals = ["SIGTERM"] + (["SIGKILL"] if ending.get("killed") else []) if ending.get("ended") else []
@@ -556,23 +609,104 @@ def launch(
         state="starting",
         notes=[
             *spec.notes,
-            f"launched on {place.host.name}; variables that the server inherits there are not recorded",
+            f"launched on {place.host.name}; variables that the server inherits there are not recorded; its temporary files lie "
+            "in a folder that goes with it (TMPDIR)",
         ],
         gpu_before=gpu_use(view),
     )
     save_record(home, record)
     full = argv + (["--api-key", secrets[0]] if secrets else [])
-    running = place.host.start(
-        full,
-        env={**spec.environment, "WORKBOOK_LAUNCH_ID": launch_id},
-        deadline_s=LONGEST_LIFE_S,
-        grace_s=spec.stop_timeout_s,
-        silence_s=SILENCE_S,
-    )
+    scratch = contextlib.ExitStack()
+    try:
+        environment = {**_temporary(place, scratch), **spec.environment, "WORKBOOK_LAUNCH_ID": launch_id}
+        running = place.host.start(
+            full,
+            env=environment,
+            deadline_s=LONGEST_LIFE_S,
+            grace_s=spec.stop_timeout_s,
+            silence_s=place.params.silence_s,
+        )
+    except BaseException:
+        scratch.close()
+        raise
     hidden = [*secrets, *find_secrets(spec.environment), *find_secrets({"argv": full})]
-    server = RemoteServer(spec, home, record, running, place, hidden)
+    server = RemoteServer(spec, home, record, running, place, hidden, scratch)
     server.wait_ready(say, watch)
     return server
+
+
+def left_there(view: HostView, folder: Path) -> list[LaunchRecord]:
+    """Launches of a run's folder that were not proven gone and whose process is still on a host."""
+    found = []
+    for file in folder.glob("raw/*/servers/*/launch.json"):
+        record = read_record(file.parent)
+        unproven = record.origin == "launched" and record.stop is None and record.pid is not None
+        if unproven and view.process(record.pid or -1, record.pid_start_ticks):
+            found.append(record)
+    return found
+
+
+def wait_gone_there(place: Place, folder: Path, say: Callable[[str], None]) -> None:
+    """Waits until no server of an earlier, cut-off session of this run is left on its host: they would share the machine.
+
+    Raises:
+        NotStopped: they are still there, though their guard should have ended them.
+    """
+    unproven = [
+        r for f in folder.glob("raw/*/servers/*/launch.json")
+        if (r := read_record(f.parent)).origin == "launched" and r.stop is None and r.launch_id not in _GONE
+    ]  # fmt: skip
+    if not unproven:
+        return
+    deadline = time.monotonic() + place.params.silence_s + 60.0
+    while left := left_there(place.view(), folder):
+        if time.monotonic() > deadline:
+            raise NotStopped(
+                f"servers of an earlier session of this run are gone from {place.host.name}",
+                ", ".join(f"pid {r.pid} of launch {r.launch_id}" for r in left),
+                "look at these processes and end them, then resume",
+            )
+        say(f"waiting until {place.host.name} has ended pid {left[0].pid} of an earlier session")
+        time.sleep(1.0)
+    _GONE.update(r.launch_id for r in unproven)
+
+
+def wait_run_gone(folder: Path, say: Callable[[str], None], seconds: float = 20.0) -> list[int]:
+    """Waits until no server of an interrupted run is left on the hosts that its parameters name; pids that still are.
+
+    What can't be reached is not waited for: the guard there ends it by itself (`silence_s`).
+    """
+    left: list[int] = []
+    for file in sorted((folder / "params").glob("*.profile.yaml")):
+        named = HostParams.model_validate((yaml.safe_load(file.read_text()) or {}).get("host") or {})
+        number = file.name.partition(".")[0]
+        if not named.remote or not any((folder / "raw" / number / "servers").glob("*/launch.json")):
+            continue
+        with contextlib.suppress(WorkbookError), contextlib.ExitStack() as stack:
+            stack.callback(close_host, host := host_of(named))
+            place, deadline = Place(host, named), time.monotonic() + seconds
+            while (found := left_there(place.view(), folder)) and time.monotonic() < deadline:
+                say(f"waiting until {host.name} has ended pid {found[0].pid}")
+                time.sleep(0.5)
+            left += [r.pid for r in found if r.pid]
+    return left
+
+
+#: Launches without a proof of their end that were seen to be gone.
+_GONE: set[str] = set()
+
+
+def _temporary(place: Place, scratch: contextlib.ExitStack) -> dict[str, str]:
+    """Variables that keep a server's temporary files in a folder that goes with it: SGLang leaves its sockets behind.
+
+    Kernels that torch compiles stay where they would be without this, so that the next launch finds them.
+    """
+    made = scratch.enter_context(held_folder(place.host, LONGEST_LIFE_S, place.params.silence_s))
+    found = {"TMPDIR": str(made["folder"])}
+    if made["user"]:
+        user = re.sub(r'[\\/:*?"<>|]', "_", made["user"])
+        found["TORCHINDUCTOR_CACHE_DIR"] = f"{made['temporary']}/torchinductor_{user}"
+    return found
 
 
 # attaching ---------------------------------------------------------------------------------------------------------------

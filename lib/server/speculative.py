@@ -193,7 +193,7 @@ def before_launch_rows(run: NotebookRun) -> list[dict[str, Any]]:
     """Memory that is in use before the first launch: what may get a server killed without a word."""
     if run.attached:
         return []
-    seen = run.measure("memory", None, measuring.look_at_memory).json("memory.json")
+    seen = run.measure("memory", None, measuring.look_at_memory, **run.there).json("memory.json")
     checkpoint = run.checkpoint(run.server("probe"))
     return memory_rows(
         seen["gpu"]["used_mib"],

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import hashlib
 import json
 import os
@@ -45,6 +46,8 @@ from lib.server.flags import Gpu, ModelFacts, PredictedFailure, check_arguments
 from lib.server.grid import Planned
 from lib.server.launch import LaunchRecord, Server, read_failure
 from lib.server.outcomes import Choice, Facts, Outcome, Piece, Ran, score_problem
+from lib.server.remote import place_of, wait_gone_there
+from lib.server.remote_looks import end_there, holders_there, kernel_files_there
 
 #: The text that is scored as a quality gate: a module of the standard library, hashed in the raw record.
 GATE_TEXT = "argparse"
@@ -132,7 +135,8 @@ def handle_of(run: NotebookRun, trial: Planned, gpus: Sequence[str] = ()) -> Ser
 
 def _handle(run: NotebookRun, trial: Planned, gpus: Sequence[str]) -> ServerHandle:
     params = _params(run)
-    environment = {**_cache_environment(params.kernel_cache), **trial.environment}
+    cache = _cache_environment(params.kernel_cache, run.profile.host.remote)
+    environment = {**cache, **trial.environment}
     if gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     mine = outcomes.by_field(trial.flags)
@@ -156,10 +160,12 @@ def _deadlines(params: SweepParams, trial: Planned) -> tuple[float, float]:
     return trial.quiet_timeout_s or params.quiet_timeout_s, trial.compile_timeout_s or params.compile_timeout_s
 
 
-def _cache_environment(folder: str | None) -> dict[str, str]:
+def _cache_environment(folder: str | None, remote: bool = False) -> dict[str, str]:
     if folder is None:
         return {}
-    root = Path(folder).expanduser().absolute()
+    if remote and not folder.startswith("/"):
+        raise BadInput("kernel_cache is an absolute path on the server's host", repr(folder), "name the folder there")
+    root = Path(folder) if remote else Path(folder).expanduser().absolute()
     return {variable: str(root / name) for variable, name, _ in KERNEL_CACHES}
 
 
@@ -171,6 +177,16 @@ def kernel_files(folder: str | None) -> int:
         else [Path(os.environ.get(variable) or Path.home() / default) for variable, _, default in KERNEL_CACHES]
     )
     return sum(len(files) for root in roots for _, _, files in os.walk(root))
+
+
+def _kernels(run: NotebookRun) -> int:
+    """`kernel_files` on the servers' host."""
+    folder = _params(run).kernel_cache
+    place = place_of(run.profile.host)
+    if place is None:
+        return kernel_files(folder)
+    named = list(_cache_environment(folder, remote=True).values())
+    return kernel_files_there(place, named or [f"{variable}=~/{default}" for variable, _, default in KERNEL_CACHES])
 
 
 def expected(run: NotebookRun) -> list[Expected]:
@@ -298,7 +314,11 @@ def _look(run: NotebookRun) -> tuple[list[holders.Holder], list[dict[str, Any]]]
 
     wait_servers_gone(run.folder, 20.0)  # an earlier session's servers end within 10 s of it
     on_cpu = run.profile.server.flags.get("device") == "cpu"
-    held, gpus, reason = holders.look(_params(run).gpus, run.profile.server.port, on_cpu)
+    asked = (_params(run).gpus, run.profile.server.port, on_cpu)
+    place = place_of(run.profile.host)
+    if place is not None:
+        wait_gone_there(place, run.folder, run.say)
+    held, gpus, reason = holders_there(place, *asked) if place else holders.look(*asked)
     stamp = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace(":", "")
     record = {
         "held": [h.model_dump() for h in held],
@@ -368,7 +388,9 @@ def _run_all(run: NotebookRun, params: SweepParams, todo: Sequence[Planned]) -> 
         seen.append(gpus)
         return held
 
-    _, ended = holders.free_the_way(look_now, params.may_stop, run.say)
+    place = place_of(run.profile.host)
+    end = functools.partial(end_there, place) if place else None
+    _, ended = holders.free_the_way(look_now, params.may_stop, run.say, end)
     if ended:
         local.write_atomic(run.raw / "holders" / "ended.txt", "\n".join(ended) + "\n")
     gpus = [str(row["uuid"]) for row in seen[-1]]
@@ -401,7 +423,7 @@ def _left(seconds: float | None) -> str:
 def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Planned, list[str]]]) -> None:
     """Runs trials side by side: all start and are questioned at once, speeds are taken one by one, then all end."""
     began = time.monotonic()
-    before = kernel_files(params.kernel_cache)
+    before = _kernels(run)
     handles = {trial.id: handle_of(run, trial, gpus) for trial, gpus in group}
     launches: dict[str, LaunchRecord] = {}
     ended = threading.Event()
@@ -436,7 +458,7 @@ def _run_group(run: NotebookRun, params: SweepParams, group: Sequence[tuple[Plan
             seconds=round(time.monotonic() - began, 2),
             neighbours=[other.id for other, _ in group if other.id != trial.id],
             kernels_before=before,
-            kernels_after=kernel_files(params.kernel_cache),
+            kernels_after=_kernels(run),
         )
         local.write_atomic(run.raw / trial.id / FINISHED, done.model_dump_json(indent=1))
 
@@ -526,7 +548,7 @@ def _measure_speed(run: NotebookRun, params: SweepParams, trial: Planned, handle
         return
     if params.speed_repeats:
         calibrated = run.measure(
-            "calibration", None, take_calibration, streams=params.speed_concurrency, api="completions"
+            "calibration", None, take_calibration, streams=params.speed_concurrency, api="completions", **run.there
         )
     for number in range(1, params.speed_repeats + 1):
         level = run.measure(

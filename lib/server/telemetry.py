@@ -8,6 +8,7 @@ imported, else nvidia-smi; a machine without either gives its reason instead of 
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import json
 import shutil
@@ -36,6 +37,8 @@ from lib.server.gpu_state import (
     window_state,
 )
 from lib.server.redact import redact_text
+from lib.server.remote import Place
+from lib.server.telemetry_there import HostSampler, kernel_log_there
 
 FILE, BEFORE, AFTER = "telemetry.jsonl", "metrics_before.txt", "metrics_after.txt"
 PERIOD_S = 1.0
@@ -288,17 +291,25 @@ def watching(
     period_s: float = PERIOD_S,
     reader: Reader | None = None,
     log: Callable[[], tuple[str | None, str | None]] = kernel_log,
+    place: Place | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Watches what happens inside the `with` block; leaves telemetry.jsonl and /metrics before and after in `folder`.
 
     The block may put `tokens` into the mapping that it gets (what the client counted): /metrics is then read again
-    until it holds as many, for at most `SETTLE_S`.
+    until it holds as many, for at most `SETTLE_S`. `place` is the host of the server where that is another.
     """
     folder.mkdir(parents=True, exist_ok=True)
     before = scrape(control, folder / BEFORE)
-    found = reader or open_reader(local_server)
-    old, _ = log() if found.source else (None, None)
-    sampler = Sampler(folder / FILE, found, ranks, period_s)
+    sampler: Sampler | HostSampler
+    found: Reader | HostSampler
+    if place is not None:
+        log = functools.partial(kernel_log_there, place)
+        found = sampler = HostSampler(place, folder / FILE, ranks, period_s)
+        old, _ = log() if found.source else (None, None)
+    else:
+        found = reader or open_reader(local_server)
+        old, _ = log() if found.source else (None, None)
+        sampler = Sampler(folder / FILE, found, ranks, period_s)
     told: dict[str, Any] = {}
     try:
         yield told

@@ -15,6 +15,8 @@ import psutil
 from lib.hosts import local
 from lib.server.launch import Server
 from lib.server.outcomes import COMPILERS, Sample, stalled
+from lib.server.remote import RemoteServer
+from lib.server.remote_looks import at_work_there
 
 FILE = "watch.jsonl"
 #: Seconds between two samples that are kept.
@@ -41,7 +43,10 @@ class Watch:
         return stall.words if stall else None
 
 
-def _sample(server: Server, elapsed_s: float) -> Sample:
+def _at_work(server: Server) -> tuple[float, set[str]]:
+    """CPU seconds of a server and everything below it, and the compilers among them, where it runs."""
+    if isinstance(server, RemoteServer):
+        return at_work_there(server.place, server.record.pid or -1)
     cpu, compilers = 0.0, set()
     for one in local.descendants(server.record.pid or -1):
         with contextlib.suppress(psutil.Error):
@@ -50,6 +55,11 @@ def _sample(server: Server, elapsed_s: float) -> Sample:
             cpu += times.user + times.system + times.children_user + times.children_system
             if (name := process.name()) in COMPILERS:
                 compilers.add(name)
+    return cpu, compilers
+
+
+def _sample(server: Server, elapsed_s: float) -> Sample:
+    cpu, compilers = _at_work(server)
     size, last = 0, b""
     with contextlib.suppress(OSError), (server.folder / "server.log").open("rb") as log:
         size = log.seek(0, 2)

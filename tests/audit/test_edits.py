@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
 from lib.audit.edits import SCALES_FILE, edited_checkpoint
+from lib.audit.edits_there import edited_there
 from lib.errors import BadInput
+from lib.hosts.base import LocalHost
+from lib.params import HostParams
+from lib.server.remote import Place
 
 
 @pytest.fixture
@@ -97,3 +102,16 @@ def test_an_edit_without_anything_to_change_is_refused(source: Path, tmp_path: P
     with pytest.raises(BadInput, match="it has none"):
         edited_checkpoint(source, ["kv_scales_removed", "kv_scales_removed"])
     assert not list((tmp_path / "cache" / "edited").glob("*"))
+
+
+def test_an_edited_copy_is_made_on_the_host_and_only_its_name_comes_back(source: Path) -> None:
+    """The same edit by an interpreter there (here: this machine's, behind a host's interface), and its refusal in its own words."""
+    with LocalHost() as host:
+        place = Place(host, HostParams(client_python=sys.executable))
+        made = Path(edited_there(place, str(source), ["kv_scales_removed"]))
+        assert made == edited_checkpoint(source, ["kv_scales_removed"]) and made != source
+        assert tensors(made / "model.safetensors") == {"model.norm.weight": (1.0, 2.0)}
+        with pytest.raises(BadInput, match="declares none"):
+            edited_there(place, str(source), ["kv_cache_quant_algo_null"])
+        with pytest.raises(BadInput, match="checkpoint folder on this machine"):
+            edited_there(place, "/no/such", ["kv_scales_removed"])

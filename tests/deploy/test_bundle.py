@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lib.deploy import bundle, describe_host, missing_imports
-from lib.errors import UnreadableFile, WorkbookError
+from lib.errors import BadInput, UnreadableFile, WorkbookError
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 HOST: dict[str, Any] = {
@@ -75,6 +75,52 @@ def test_what_is_needed_is_found_by_importing(traced: Any) -> None:
     _, needed, opened = traced
     assert needed == {"root", "needed", "old", "present"}
     assert "root/loaded.so" in opened and "root/kernel.so" not in opened
+
+
+def test_only_an_earlier_bundle_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder with other files, the working folder or a file is refused before any work; a new, an empty and an old one are fine."""
+    keep = tmp_path / "mine"
+    keep.mkdir()
+    (keep / "thesis.txt").write_text("")
+    monkeypatch.chdir(keep)
+    for wrong in (keep, Path(), Path(), keep / "thesis.txt", Path("..")):
+        with pytest.raises(BadInput, match="--out"):
+            bundle.replaceable(wrong)
+    assert (keep / "thesis.txt").exists()
+    old = tmp_path / "old"
+    assert bundle.replaceable(old) == old
+    old.mkdir()
+    assert bundle.replaceable(old) == old
+    (old / "bundle.json").write_text("{}")
+    assert bundle.replaceable(Path("../old")) == old
+
+
+def test_a_program_is_settled_before_the_next_and_all_are_seen_with_the_same_packages(site: Path, tmp_path: Path) -> None:
+    """Two programs, one missing package each: each comes back once, and the last pass runs both with both there."""
+    packages = bundle.read_packages(site)
+    ran: list[tuple[str, frozenset[str]]] = []
+    needs = {"one": "needed", "two": "old"}
+
+    class Told(bundle.Tracer):
+        def __init__(self) -> None:
+            self.site, self.work = site, tmp_path / "work"
+            self.work.mkdir()
+
+        def run(self, program: bundle.Program, farm: Path, rest: Path | None = None) -> tuple[bool, str, set[str]]:
+            there = frozenset(name for name in packages if any((farm / Path(f).parts[0]).exists() for f in packages[name].files))
+            ran.append((program.name, there))
+            wanted = needs[program.name]
+            if wanted not in there:
+                return False, f"ModuleNotFoundError: No module named '{wanted}'", set()
+            return True, "", {f for f in packages[wanted].files if ".dist-info/" not in f}
+
+    plan = bundle.Plan(requirements=["root"], programs=[bundle.Program(name=n, code="") for n in needs])
+    large = {n: p.model_copy(update={"files": dict.fromkeys(p.files, 2 * bundle.MIB)}) for n, p in packages.items()}
+    needed, _ = bundle.least_packages(Told(), plan, large, {"packages": {}}, lambda _: None)
+    assert {"needed", "old"} <= needed
+    names = [name for name, _ in ran]
+    assert names == ["one", "two", "one", "one", "two", "two", "one", "two"]
+    assert ran[-1][1] == ran[-2][1] >= {"needed", "old"}
 
 
 def test_only_what_the_host_lacks_or_has_in_a_refused_version_travels(traced: Any) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from lib.deploy import host_character as hc
+from lib.model import roofline
+from lib.params import ROOT
 
 #: nvidia-smi's own form (csv, noheader, nounits): an H200 in a virtual machine, and a card on a narrowed link.
 SMI = """0, NVIDIA H200, GPU-1, 00000000:00:05.0, 9.0, 143771, 580.159.04, 5, 5, 16, 16, 1980, 3201, 700.00, Enabled, Disabled
@@ -82,6 +84,32 @@ def test_a_probe_that_fails_gives_its_last_line(tmp_path: Path) -> None:
     bare.chmod(0o755)
     said = hc.probe(str(bare), 30)
     assert "No module named 'torch'" in said["reason"] and "copies" not in said
+
+
+def test_the_topology_is_a_row_a_gpu_or_a_reason() -> None:
+    """Its node, its processors, how it reaches each other GPU, slowest first; what is no matrix is a reason."""
+    text = (ROOT / "tests" / "recorded" / "topology" / "mixed-5-phb-node-sys.txt").read_text()
+    rows = hc.topology_rows({"topology": text})
+    assert rows[1] == {"GPU": 1, "NUMA node": "0", "near processors": "0-7,16-23", "links": "SYS to 0; NODE to 3, 4; PHB to 2"}
+    assert hc.topology_rows({"topology": "", "topology_reason": "no nvidia-smi on this host"})[0]["why"] == "no nvidia-smi on this host"
+    assert "topo" in hc.topology_rows({"topology": "Failed to initialize NVML"})[0]["why"]
+
+
+@pytest.mark.server
+def test_the_all_reduce_runs_over_real_processes(tmp_path: Path) -> None:
+    """Two processes over gloo: the code of the GPUs' all-reduce with times by size and right sums; three GPUs that are not there."""
+    python = str(ROOT / ".venv-sglang" / "bin" / "python")
+    hc.take_all_reduce(tmp_path, python, 2, None, backend="gloo", timeout_s=120)
+    made = json.loads((tmp_path / "all_reduce.json").read_text())
+    rows = made["all_reduce"]
+    assert [r["size"] for r in rows] == [1 << n for n in range(11, 22)] and all(r["right"] for r in rows), made
+    assert all(0 < r["low"] <= r["seconds"] <= r["high"] and r["burst_seconds"] > 0 for r in rows)
+    # the bus moves 2 (n - 1) / n = 1 times the size over two ranks
+    assert rows[0]["bus_bytes_per_s"] == pytest.approx(2048 / rows[0]["seconds"])
+    link = roofline.measured_link(roofline.link_of(None, 2), rows)
+    assert link.measured and roofline.all_reduce_s(2048, 2, link) > 0
+    hc.take_all_reduce(tmp_path, python, 3, "0,1,2", timeout_s=60)
+    assert "3 ranks, and torch sees 0 GPUs" in json.loads((tmp_path / "all_reduce.json").read_text())["all_reduce_reason"]
 
 
 @pytest.mark.gpu

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from lib.deploy import source_build as sb
+from lib.deploy import stack
 from lib.errors import BadInput, WorkbookError
+from tests.deploy.test_fatbin import container, elf, entry
 
 #: The lines of sgl-kernel/CMakeLists.txt and flash_attn.py that the patches look for, in their order (Apache-2.0).
 CMAKE = """cmake_minimum_required(VERSION 3.26 FATAL_ERROR)
@@ -103,6 +107,10 @@ def test_a_machine_without_cuda_says_why_it_cannot_compile() -> None:
     lacking = sb.missing_tools(sys.executable, which=lambda name: None)
     rows = {r["check"]: r for r in sb.checks(plan(), sys.executable, 100.0, lacking, "cmake version 3.28.3")}
     assert rows["tools"]["outcome"] == "unsupported here" and "nvcc" in rows["tools"]["detail"]
+    assert "scikit-build-core" in rows["tools"]["detail"] and "pip in" not in rows["tools"]["detail"]
+    assert "CMake" not in rows
+    old = {r["check"]: r for r in sb.checks(plan(), sys.executable, 100.0, [], "cmake version 3.25.1")}
+    assert old["CMake"]["outcome"] == "too old" and "3.26" in old["CMake"]["detail"]
     assert "CMP0169, CMP0177" in rows["CMake policies"]["detail"] and rows["disk"]["outcome"] == "fine"
 
 
@@ -130,7 +138,18 @@ def with_stand_in(upstream: Path, compile_code: str, commit: str) -> sb.BuildPla
     return made.model_copy(update={"steps": steps})
 
 
-GOOD = "import pathlib; print('[1/2] a'); d = pathlib.Path('../dist'); d.mkdir(exist_ok=True); (d / 'k.whl').write_text('wheel')"
+#: What stands in for the compiler: a wheel of one library without device code, one with code for sm_121a, and a text.
+LIBRARY = elf(dot_nv_fatbin=container(entry(64, 121, 0x100011)))
+GOOD = f"""
+import pathlib, zipfile
+print('[1/2] a', flush=True)
+d = pathlib.Path('../dist')
+d.mkdir(exist_ok=True)
+with zipfile.ZipFile(d / 'k.whl', 'w') as z:
+    z.writestr(zipfile.ZipInfo('sgl_kernel/common_ops.abi3.so'), {LIBRARY!r})
+    z.writestr(zipfile.ZipInfo('sgl_kernel/spatial.so'), {elf(dot_text=b"12345678")!r})
+    z.writestr(zipfile.ZipInfo('sgl_kernel/__init__.py'), '')
+"""
 
 
 def test_the_plan_runs_and_hashes_its_products_and_a_second_call_does_nothing(tmp_path: Path, upstream: tuple[Path, str]) -> None:
@@ -139,7 +158,9 @@ def test_the_plan_runs_and_hashes_its_products_and_a_second_call_does_nothing(tm
     said: list[str] = []
     state = sb.run_plan(made, tmp_path / "build", sys.executable, said.append)
     assert state["commit"] == upstream[1]
-    assert state["products"][0]["sha256"] == hashlib.sha256(b"wheel").hexdigest()
+    (product,) = state["products"]
+    assert product["sha256"] == hashlib.sha256((tmp_path / "build" / product["file"]).read_bytes()).hexdigest()
+    assert product["architectures"] == {"sgl_kernel/common_ops.abi3.so": ["sm_121a"], "sgl_kernel/spatial.so": []}
     assert "flash_ops = None" in (tmp_path / "build/source/sgl-kernel/python/sgl_kernel/flash_attn.py").read_text()
     assert "compile: 1 of 2" in said
     again: list[str] = []
@@ -166,3 +187,99 @@ def test_another_commit_than_the_pinned_one_is_refused(tmp_path: Path, upstream:
     steps = [s.model_copy(update={"argv": [*s.argv[:-1], "HEAD"]}) if s.id == "fetch" else s for s in made.steps]
     with pytest.raises(WorkbookError, match="the mirror serves another one"):
         sb.run_plan(made.model_copy(update={"commit": "0" * 40, "steps": steps}), tmp_path / "build", sys.executable)
+
+
+def test_an_interrupted_compile_takes_its_compilers_along_and_goes_on_afterwards(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    """Ctrl-C in the middle: the compiler that the build had started is gone too; the next call runs the compile alone, to its end."""
+    code = f"""
+import pathlib, subprocess, sys, time
+objects = pathlib.Path('objects')
+if not objects.exists():
+    objects.write_text('half')
+    child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])
+    pathlib.Path({str(tmp_path / "pid")!r}).write_text(str(child.pid))
+    print('[1/340] half', flush=True)
+    time.sleep(60)
+{GOOD}"""
+    made = with_stand_in(upstream[0], code, upstream[1])
+
+    def interrupt(text: str) -> None:
+        if text == "compile: 1 of 340":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sb.run_plan(made, tmp_path / "build", sys.executable, interrupt)
+    compiler = int((tmp_path / "pid").read_text())
+    assert gone(compiler)
+    said: list[str] = []
+    state = sb.run_plan(made, tmp_path / "build", sys.executable, said.append)
+    assert [line.split(":")[0] for line in said if "done earlier" not in line] == ["compile", "compile"] and state["products"]
+    assert (tmp_path / "build" / "source" / "sgl-kernel" / "objects").read_text() == "half"  # what was compiled is still there
+    assert "[1/340] half" in (tmp_path / "build" / "build.log").read_text()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended (or is a zombie) within two seconds."""
+    for _ in range(40):
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_killed_run_and_a_damaged_record_are_no_traceback(tmp_path: Path, upstream: tuple[Path, str]) -> None:
+    """A record that was cut off, or a product that somebody removed: the steps that made it run again."""
+    made = with_stand_in(upstream[0], GOOD, upstream[1])
+    build = tmp_path / "build"
+    sb.run_plan(made, build, sys.executable)
+    (build / "source" / "dist" / "k.whl").unlink()
+    said: list[str] = []
+    assert sb.run_plan(made, build, sys.executable, said.append)["products"]
+    assert [line.split(":")[0] for line in said if "done earlier" not in line] == ["compile", "compile"]
+    for text in ('{"plan_sha256": "', "[]", '{"plan_sha256": 1, "steps": []}'):
+        (build / "build.json").write_text(text)
+        assert sb.run_plan(made, build, sys.executable)["products"]
+    nothing = with_stand_in(upstream[0], "pass", upstream[1])
+    with pytest.raises(WorkbookError, match="none was made"):
+        sb.run_plan(nothing, tmp_path / "other", sys.executable)
+
+
+def test_the_notebook_s_build_goes_on_in_the_cache_over_runs(
+    tmp_path: Path, upstream: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed build leaves its record and log with the run; the next run finds the steps that were done."""
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
+    flag = tmp_path / "fixed"
+    code = f"import pathlib, sys\nif not pathlib.Path({str(flag)!r}).exists(): sys.exit('ptxas died')\n{GOOD}"
+    made = with_stand_in(upstream[0], code, upstream[1]).model_dump()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(WorkbookError, match="ptxas died"):
+        stack.take_build(tmp_path / "one", sys.executable, made)
+    assert "ptxas died" in (tmp_path / "one" / "build.log").read_text()
+    assert set(json.loads((tmp_path / "one" / "build.json").read_text())["steps"]) == {"init", "fetch", "checkout", "edit"}
+    flag.write_text("")
+    said: list[str] = []
+    monkeypatch.setattr(stack, "local_say", said.append)
+    stack.take_build(tmp_path / "two", sys.executable, made)
+    assert sum("done earlier" in line for line in said) == 4
+    assert json.loads((tmp_path / "two" / "build.json").read_text())["products"][0]["architectures"]
+
+
+def test_a_repository_that_cannot_be_asked_is_unsupported_before_the_build(
+    tmp_path: Path, upstream: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All tools there: the sources are asked for; no answer is a reason, and so is a CMake that the file refuses."""
+    reached = plan().model_copy(update={"repository": str(upstream[0])})
+    assert sb.unreachable(reached) is None
+    gone = plan().model_copy(update={"repository": str(tmp_path / "none")})
+    assert "none" in str(sb.unreachable(gone))
+    monkeypatch.setattr(sb, "missing_tools", lambda _: [])
+    for made, cmake, words in ((reached, "3.28.3", None), (gone, "3.28.3", "the sources"), (reached, "3.25.1", "3.26")):
+        monkeypatch.setattr(sb, "cmake_version", lambda cmake=cmake: cmake)
+        stack.take_checks(tmp_path, sys.executable, made.model_dump())
+        lacking = json.loads((tmp_path / "checks.json").read_text())["lacking"]
+        assert (lacking == []) if words is None else words in lacking[0], lacking

@@ -96,6 +96,22 @@ def gone(host: Host, marker: str, seconds: float) -> float | None:
     return None
 
 
+def sweep(host: Host, service: str, state_folder: str) -> None:
+    """Ends a service of a test and removes every trace of it, in one command."""
+    unit = f"/etc/systemd/system/{service}.service"
+    host.run(["sh", "-c", (
+        f"systemctl kill --signal=SIGKILL {service}; systemctl disable --now {service}; rm -rf {unit}* "
+        f"{state_folder}/{service} /etc/{service}.*; systemctl daemon-reload; systemctl reset-failed {service}"
+    )], sudo=True)  # fmt: skip
+
+
+def install_stand_in(host: Host, home: str) -> None:
+    """The stand-in as the module `sglang.launch_server` below a folder that everybody may read."""
+    put_stand_in(host, f"{home}/sglang/launch_server.py")
+    host.put(b"", f"{home}/sglang/__init__.py")
+    host.run(["chmod", "-R", "a+rX", home])
+
+
 def put_stand_in(host: Host, path: str = "/usr/local/bin/sglang-stand-in") -> str:
     """Copies the stand-in server to a host; run it with the host's python3."""
     host.put(STAND_IN, path, mode=0o755, parents=True, sudo=True)

@@ -6,7 +6,8 @@
 Each container's root is an overlay of this machine's own `/` with a layer in memory, so there is nothing to download; each has
 a network of its own on a bridge (the hypervisor is .1, container N is .N). `FOLDER/ssh_config` knows them all:
 `hypervisor`, `guest-101` (root), `ops-101` (an ordinary user with `sudo -n`), `plain-101` (without), `jump-101` (through the
-hypervisor), `stranger-101` (known_hosts holds another key) and `unknown-101` (known_hosts holds none).
+hypervisor), `far-101` (through the
+hypervisor, then through another container), `stranger-101` (known_hosts holds another key) and `unknown-101` (known_hosts holds none).
 
 Differences from real machines that a test must know: all share one kernel (boot id, clock, loop devices, load average);
 limits of memory and tasks are not enforced.
@@ -216,6 +217,7 @@ def _config(lab: Lab) -> None:
             host(f"jump-{guest}", address, jump="hypervisor"), host(f"stranger-{guest}", address, known="strange_hosts"),
             host(f"unknown-{guest}", address, known="no_hosts"),
         ]  # fmt: skip
+        parts += [host(f"far-{guest}", address, jump=f"jump-{other}") for other in lab.guests if other != guest][:1]
     (lab.folder / "ssh_config").write_text("\n".join(parts))
     settings = [
         f"ListenAddress {lab.subnet}.1", f"HostKey {lab.folder / 'hostkey-1'}", f"PidFile {lab.folder / 'sshd.pid'}",

@@ -12,7 +12,8 @@ taken and shown). What it does was seen on SGLang 0.5.15 (CPU) and 0.5.16 (H200)
 Faults by environment: STAND_IN_HEALTH_ONLY=1 (answers /health, and every other question with 500), STAND_IN_DIE=MESSAGE (a
 traceback with that message while loading, exit code 1), STAND_IN_HANG_S (accepts, answers nothing for that long),
 STAND_IN_KV_DTYPE (allocates another dtype than asked), STAND_IN_TOKENS (size of the pool), STAND_IN_ANSWER (its text),
-STAND_IN_TOKEN_S (seconds a token takes), STAND_IN_VERSION.
+STAND_IN_TOKEN_S (seconds a token takes), STAND_IN_SCORE_S (seconds that scoring a prompt takes), STAND_IN_VERSION,
+STAND_IN_TELL (a JSON file read at each /server_info: `state` is what the scheduler says of itself, `say` lines for the log, once).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 ENV = os.environ
@@ -71,6 +73,7 @@ ARGS = arguments(sys.argv[1:])
 DTYPE = ENV.get("STAND_IN_KV_DTYPE") or KINDS.get(str(ARGS["kv_cache_dtype"]), str(ARGS["kv_cache_dtype"]))
 STATE = {"ready": False, "stopping": False, "scheduler": None, "seed": ARGS["random_seed"]}
 REQUESTS = {}
+SAID = []
 LOCK = threading.Lock()
 
 
@@ -157,7 +160,8 @@ class Handler(BaseHTTPRequestHandler):
         elif path in ("/generate", "/v1/completions", "/v1/chat/completions"):
             self.generate(path, body)
         elif path == "/tokenize":
-            self.answer(200, {"tokens": list(range(len(str(body.get("prompt", "")).split()))), "count": 1})
+            ids = [zlib.crc32(word.encode()) % 32000 for word in str(body.get("prompt", "")).split()]
+            self.answer(200, {"tokens": ids, "count": len(ids)})
         else:
             self.answer(404, {"detail": "Not Found"})
 
@@ -171,7 +175,10 @@ class Handler(BaseHTTPRequestHandler):
         say(f"Prefill batch, #new-seq: 1, #new-token: 12, #cached-token: 0, token usage: 0.00, #running-req: "
             f"{len(REQUESTS) - 1}, #queue-req: 0, cpu graph: False, input throughput (token/s): 100.00")  # fmt: skip
         try:
-            if body.get("stream"):
+            if body.get("return_logprob") and "input_ids" in body:
+                time.sleep(float(ENV.get("STAND_IN_SCORE_S", "0")))
+                self.answer(200, scored(rid, body["input_ids"]))
+            elif body.get("stream"):
                 self.stream(path, rid, count)
             else:
                 time.sleep(TOKEN_S * min(count, 1000))
@@ -226,6 +233,12 @@ def piece_of(path, rid, piece, text, number, last):
     return {"id": rid, "object": "chunk", "model": ARGS["served_model_name"], "choices": [choice], "usage": None}
 
 
+def scored(rid, ids):
+    """A prompt with a log-probability for each of its ids."""
+    rows = [[None if not at else -1.0 - (one % 7) / 10, one, None] for at, one in enumerate(ids)]
+    return {"text": ANSWER, "output_ids": [1], "meta_info": {**meta(rid, 1, True), "input_token_logprobs": rows}}
+
+
 def whole(path, rid, text, count):
     """A complete answer, in the endpoint's own form."""
     if path == "/generate":
@@ -238,6 +251,14 @@ def whole(path, rid, text, count):
 
 def server_info():
     state = {"last_gen_throughput": 100.0, "kv_cache_dtype": DTYPE, "memory_usage": {"token_capacity": TOKENS}}
+    if ENV.get("STAND_IN_TELL"):
+        with open(ENV["STAND_IN_TELL"]) as file:
+            told = json.load(file)
+        state.update(told.get("state", {}))
+        for line in told.get("say", []):
+            if line not in SAID:
+                SAID.append(line)
+                say(line)
     return {**ARGS, "version": VERSION, "max_total_num_tokens": TOKENS, "status": "ready", "internal_states": [state]}
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import yaml
 
 from lib.deploy.deployment import STATE_FOLDER
 from lib.deploy.service import systemctl
+from lib.hosts import local
 from lib.hosts.base import Host
 from lib.model.cache import model_path
 from lib.params import load_profile
@@ -31,27 +36,21 @@ STAND_IN = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def clean(guest: Host) -> Iterator[None]:
-    """The stand-in and a model on the host; no service before and after."""
-    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
-    guest.put(b"", f"{HOME}/sglang/__init__.py")
+@pytest.fixture(scope="module")
+def installed(guest: Host) -> None:
+    """The stand-in and a model on the host; no service."""
+    faults.install_stand_in(guest, HOME)
     path = resolve_model(load_profile(TINY).server.model or "")
-    script = f"chmod -R a+rX {HOME}; mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"
+    script = f"mkdir -p /srv/model && cp -r {path}/. /srv/model/ && chmod -R a+rX /srv/model"
     guest.run(["sh", "-c", script]).check("a model")
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
-    def sweep() -> None:
-        systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
-        systemctl(guest, "disable", "--now", SERVICE)
-        guest.run(
-            ["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.*"]
-        )
-        systemctl(guest, "daemon-reload")
-        systemctl(guest, "reset-failed")
 
-    sweep()
+@pytest.fixture(autouse=True)
+def clean(guest: Host, installed: None) -> Iterator[None]:
+    """No service after each test."""
     yield
-    sweep()
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def profile(folder: Path, lab: Lab, address: str, server: dict[str, Any], **deploy: Any) -> str:
@@ -126,6 +125,56 @@ def test_notebook_06_deploys_where_it_is_told_to(
     assert json.loads(guest.read_file(f"{STATE_FOLDER}/{SERVICE}/proven.json"))["id"]
     rebuilt = workbook("rebuild", str(run))
     assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
+
+
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketime.so.1")), None)
+#: libfaketime takes the absolute time of Python's `time.sleep` (monotonic) for one of its own clock, so a sleep ends at once.
+SLEEP = "import select, time\ntime.sleep = lambda s: select.select([], [], [], max(0.0, s))\n"
+
+
+def test_a_clock_that_jumps_around_the_workbook(
+    lab: Lab, guest: Host, tmp_path: Path, workbook: Callable[..., Any]
+) -> None:
+    """libfaketime around the workbook alone: its clock is thrown back and forth by years while it deploys, watches and undoes.
+
+    No wait is cut short, nothing is taken for older or newer than it is, and the host's own clock is never touched.
+    """
+    if FAKETIME is None:
+        assert os.environ.get("CI") is None, "apt-get install faketime"
+        pytest.skip("libfaketime is not installed: apt-get install faketime")
+    mine = profile(tmp_path / "p", lab, "guest-101", STAND_IN, restart_proof=False)
+    clock, lib = tmp_path / "clock", tmp_path / "site"
+    lib.mkdir()
+    (lib / "sitecustomize.py").write_text(SLEEP)
+    clock.write_text("+0d")
+    over = threading.Event()
+
+    def jump() -> None:
+        for number in itertools.count():
+            local.write_atomic(clock, "-700d" if number % 2 else "+700d")
+            if over.wait(0.7):
+                return
+
+    jumping = threading.Thread(target=jump)
+    jumping.start()
+    faked = {
+        "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "PYTHONPATH": os.pathsep.join([str(lib), str(ROOT)]),
+    }  # fmt: skip
+    try:
+        done = workbook("deploy", "--profile", mine, "--json", **faked)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        report = json.loads(done.stdout)
+        assert report["outcome"] == "proven" and abs(report["at"] - time.time()) > 300 * 86400, report["at"]
+        assert all(0 <= step["seconds"] < 60 for step in report["steps"]), report["steps"]
+        done = workbook("watch", "--profile", mine, **faked)
+        assert done.returncode == 0 and done.stdout.startswith("NO DRIFT"), done.stdout + done.stderr
+        done = workbook("deploy", "--profile", mine, "--undo", **faked)
+        assert done.returncode == 0 and not guest.exists(f"/etc/systemd/system/{SERVICE}.service"), done.stdout + done.stderr
+    finally:
+        over.set()
+        jumping.join()
+    assert abs(guest.view().unix_s - time.time()) < 5
 
 
 def test_with_a_dead_sshd_the_hypervisor_is_the_way_in(

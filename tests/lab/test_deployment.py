@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,25 +64,18 @@ def plan(note: str = "one", environment: str = "", **other: Any) -> DeployPlan:
     return DeployPlan(service=SERVICE, unit_text=unit_text(note, environment), expectation=expectation, **fields)
 
 
+@pytest.fixture(scope="module")
+def installed(guest: Host) -> None:
+    """The stand-in on container 101, and no trace of a service."""
+    faults.install_stand_in(guest, HOME)
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
+
+
 @pytest.fixture(autouse=True)
-def clean(guest: Host) -> Iterator[None]:
-    """No trace of a service before and after each test."""
-    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
-    guest.put(b"", f"{HOME}/sglang/__init__.py")
-    guest.run(["chmod", "-R", "a+rX", HOME])
-
-    def sweep() -> None:
-        systemctl(guest, "kill", "--signal=SIGKILL", SERVICE)
-        systemctl(guest, "disable", "--now", SERVICE)
-        guest.run(
-            ["sh", "-c", f"rm -rf /etc/systemd/system/{SERVICE}.service* {STATE_FOLDER}/{SERVICE} /etc/{SERVICE}.env"]
-        )
-        systemctl(guest, "daemon-reload")
-        systemctl(guest, "reset-failed")
-
-    sweep()
+def clean(guest: Host, installed: None) -> Iterator[None]:
+    """No trace of a service after each test, and so before the next."""
     yield
-    sweep()
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def description(guest: Host) -> str:
@@ -149,22 +145,26 @@ def test_a_new_server_that_is_no_good_is_never_left_in_place(
     assert service_state(guest, SERVICE).get("UnitFileState") in ("", "not-found")
 
 
-class Killed(BaseException):
-    """Stands for the workbook's end in the middle of a step."""
+def killed(lab: Lab, what: DeployPlan, folder: Path, at: str) -> None:
+    """A run in a process of its own, which SIGKILL ends when it begins a step: nothing is tidied up."""
+
+    def roll() -> None:
+        def say(words: str) -> None:
+            if words == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        with lab.ssh("guest-101") as own:
+            Deployment(own, what, folder, say=say).run()
+
+    child = multiprocessing.get_context("fork").Process(target=roll)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL, (at, child.exitcode)
 
 
-def interrupted(host: Host, what: DeployPlan, folder: Path, at: str) -> None:
-    """A run that ends when it begins a step."""
-
-    def say(words: str) -> None:
-        if words == at:
-            raise Killed
-
-    with contextlib.suppress(Killed):
-        Deployment(host, what, folder, say=say).run()
-
-
-def test_a_rollout_interrupted_at_any_step_is_undone_or_continued(guest: Host, tmp_path: Path) -> None:
+def test_a_workbook_killed_at_any_step_leaves_a_rollout_that_is_undone_or_continued(
+    lab: Lab, guest: Host, tmp_path: Path
+) -> None:
     """At every step: another plan is refused by name, `undo` leaves the old unit running, and the same plan goes on to its proof.
 
     The two plans take turns, so each finds what an older rollout of itself had saved.
@@ -172,16 +172,16 @@ def test_a_rollout_interrupted_at_any_step_is_undone_or_continued(guest: Host, t
     old, new = plan("one"), plan("two")
     assert deploy(guest, old, tmp_path / "0").outcome == "proven"
     for step in STEPS:
-        interrupted(guest, new, tmp_path / f"{step}-1", step)
+        killed(lab, new, tmp_path / f"{step}-1", step)
         if step == "start":
             with pytest.raises(Unfinished, match=new.id):
-                deploy(guest, plan("three"), tmp_path / f"{step}-2")
-        report = Deployment(guest, new, tmp_path / f"{step}-3").undo()
+                again(lambda: deploy(guest, plan("three"), tmp_path / "other"))
+        report = again(Deployment(guest, new, tmp_path / f"{step}-3").undo)
         assert report.outcome == "undone", report
         assert (service_note(old), True) == (description(guest), serves(guest)), step
         assert not guest.exists(f"{STATE_FOLDER}/{SERVICE}/current.json")
-        interrupted(guest, new, tmp_path / f"{step}-4", step)
-        report = deploy(guest, new, tmp_path / f"{step}-5")
+        killed(lab, new, tmp_path / f"{step}-4", step)
+        report = again(functools.partial(deploy, guest, new, tmp_path / f"{step}-5"))
         assert report.outcome == "proven" and description(guest) == service_note(new) and serves(guest), report
         kept = json.loads(guest.read_file(f"{STATE_FOLDER}/{SERVICE}/proven.json"))
         assert kept["id"] == new.id and kept["proof"]["claims"], step
@@ -212,8 +212,10 @@ def test_a_killed_workbook_leaves_a_rollout_that_goes_on(lab: Lab, guest: Host, 
         for line in first.stdout or ():
             if line.strip() == "ready":
                 break
-        with pytest.raises(Busy, match="plan " + plan("two", "STAND_IN_LOAD_S=4", ready_timeout_s=30.0).id):
+        with pytest.raises(Busy) as second:
             deploy(guest, plan("three"), tmp_path / "b")
+        what = plan("two", "STAND_IN_LOAD_S=4", ready_timeout_s=30.0)
+        assert re.search(rf"\S+@\S+.*, plan {what.id}, since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC", str(second.value)), second.value
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
@@ -375,6 +377,50 @@ def test_after_a_reboot_it_serves_and_is_proven_again(lab: Lab, guest: Host, tmp
             time.sleep(0.3)
         proof = prove(fresh, SERVICE, plan().expectation, tmp_path / "2")
         assert proof.proven and proof.invocation != report.proof.invocation, proof
+
+
+@pytest.mark.parametrize("at", ["put", "ready"])
+def test_a_host_that_reboots_in_the_middle(at: str, lab: Lab, guest: Host, tmp_path: Path) -> None:
+    """The run says that it lost the host; no half unit is there afterwards, and the same plan is finished by running it again."""
+    assert deploy(guest, plan("one"), tmp_path / "1").outcome == "proven"
+    what = plan("two", "STAND_IN_LOAD_S=3", ready_timeout_s=30.0)
+    with lab.ssh("guest-101") as own, lab.ssh("guest-101") as other:
+        rebooting = threading.Thread(target=faults.restart, args=(other, lab, 101))
+
+        def say(words: str) -> None:
+            if words == at:
+                rebooting.start()
+                time.sleep(0.5)
+
+        with pytest.raises(HostError):
+            Deployment(own, what, tmp_path / "2", say=say).run()
+        rebooting.join(90)
+    with lab.ssh("guest-101") as fresh:
+        assert description(fresh) in ("one", "two")
+        assert "ExecStart=" in fresh.run(["systemctl", "cat", SERVICE]).check("a whole unit").text
+        report = again(lambda: Deployment(fresh, what, tmp_path / "3").run())
+        assert report.outcome == "proven" and description(fresh) == "two" and serves(fresh), report
+
+
+def test_an_earlier_starts_lines_prove_nothing(guest: Host, tmp_path: Path) -> None:
+    """The origin's first check read the launch before: here a start with another dtype fails, whatever the one before had said."""
+    first = deploy(guest, plan("one"), tmp_path / "1")
+    assert first.outcome == "proven" and first.proof
+    path = f"/etc/systemd/system/{SERVICE}.service.d/x.conf"
+    guest.put(b"[Service]\nEnvironment=STAND_IN_KV_DTYPE=float8_e4m3fn\n", path, parents=True)
+    systemctl(guest, "daemon-reload")
+    systemctl(guest, "restart", SERVICE)
+    end = time.monotonic() + 15
+    while time.monotonic() < end:
+        proof = prove(guest, SERVICE, plan().expectation, tmp_path / "2")
+        if {c.id: c.status for c in proof.claims}.get("kv-dtype", "unknown") != "unknown":
+            break  # it has allocated its cache by now
+    claim = {c.id: c for c in proof.claims}["kv-dtype"]
+    assert claim.status == "fail" and "float8" in claim.found and proof.invocation != first.proof.invocation, claim
+    journal = (tmp_path / "2" / "journal.log").read_text()
+    assert journal.count("KV Cache is allocated") == 1 and "bfloat16" not in journal
+    whole = guest.run(["journalctl", "-u", SERVICE, "-b", "--no-pager"]).text
+    assert "dtype: torch.bfloat16" in whole  # the line that would have passed is in the unit's journal
 
 
 def test_a_rotated_journal_is_unknown_not_a_pass(guest: Host, tmp_path: Path) -> None:

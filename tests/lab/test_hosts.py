@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -305,6 +306,22 @@ def test_proxy_jump_and_the_users_config_hold(lab: Lab) -> None:
     """A host behind a jump host is reached by the user's own ssh_config."""
     with lab.ssh("jump-101") as host:
         assert host.run(["sh", "-c", "echo $SSH_CONNECTION"]).text.split()[0] == f"{lab.subnet}.1"
+
+
+def test_two_jump_hosts_one_after_the_other(lab: Lab, guest_pct: Host) -> None:
+    """Hypervisor, container 102, container 101: the last sees the one before it; a port is forwarded all the way, and a
+    command is ended there when this side goes."""
+    with lab.ssh("far-101") as host:
+        assert host.run(["sh", "-c", "echo $SSH_CONNECTION"]).text.split()[0] == lab.address(102)
+        with (
+            host.start(["python3", "-m", "http.server", "31977", "--bind", "127.0.0.1", "--directory", "/srv"], deadline_s=60),
+            host.forward(31977) as near,
+        ):
+            end = time.monotonic() + 10
+            while not host.view().port_is_held(31977) and time.monotonic() < end:
+                time.sleep(0.1)
+            assert urllib.request.urlopen(f"http://127.0.0.1:{near}/", timeout=10).status == 200
+    assert faults.gone(guest_pct, "31977", 10) is not None
 
 
 def test_one_connection_carries_everything_and_ends_with_the_object(lab: Lab) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from lib.deploy.deployment import STATE_FOLDER
 from lib.hosts.base import Host
 from lib.params import load_profile
 from lib.server.spec import resolve_model
@@ -19,6 +20,7 @@ from tests.lab import faults
 from tests.lab.lab import Lab
 
 HOME = "/opt/stand-in"
+SERVICE = "sglang-measured"
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +33,7 @@ def there(guest: Host) -> Iterator[Host]:
         "a model"
     )
     yield guest
+    faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 
 def profile(folder: Path, lab: Lab, host: dict[str, Any], server: dict[str, Any]) -> Path:
@@ -48,15 +51,18 @@ def profile(folder: Path, lab: Lab, host: dict[str, Any], server: dict[str, Any]
 
 
 @pytest.mark.parametrize("client", ["host", "here"])
-def test_the_benchmark_runs_there_and_is_rebuilt_here(
+def test_the_benchmark_runs_there_and_what_it_measured_must_be_shown_there(
     there: Host, lab: Lab, tmp_path: Path, workbook: Callable[..., Any], client: str
 ) -> None:
-    """`workbook run` launches, measures and stops on the host; rebuilding needs neither host nor server."""
+    """`workbook run` launches, measures and stops on the host; rebuilding needs neither host nor server. `deploy --run` sends
+    the same level again to the deployed server, from where it was sent then, and holds it against its interval."""
     server = {
         "model": "/srv/model", "python": "/usr/bin/python3", "sglang_version": "0.5.15.post1", "stop_timeout_s": 5,
         "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "1", "STAND_IN_POLL_S": "0.3"},
     }  # fmt: skip
     folder = profile(tmp_path / "profile", lab, {"address": "guest-101", "load_client": client}, server)
+    deployed = {"profile": str(folder), "service": SERVICE, "user": "nobody", "working_directory": "/srv", "port": 31400}
+    (folder / "06.yaml").write_text(yaml.safe_dump({**deployed, "restart_proof": False}))
     done = workbook("run", "--profile", str(folder), "--only", "03")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     run = only_run(tmp_path / "outputs")
@@ -71,8 +77,17 @@ def test_the_benchmark_runs_there_and_is_rebuilt_here(
     assert ("tunnel" in header["calibration"]) == (client == "here")
     assert header["client"].get("hostname") == ("ct101" if client == "host" else None)
     assert faults.alive(there, "launch_server") == [] and faults.alive(there, "client.pyz") == []
-    rebuilt = workbook("rebuild", str(run))
-    assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
+    if client == "host":
+        rebuilt = workbook("rebuild", str(run))
+        assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
+    done = workbook("deploy", "--profile", str(folder), "--run", str(run), "--json")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    claim = {c["id"]: c for c in json.loads(done.stdout)["proof"]["claims"]}["throughput"]
+    assert claim["status"] in ("pass", "unknown") and "tok/s" in claim["found"], claim
+    sent = next((tmp_path / "outputs" / "deployments").rglob("level.jsonl"))
+    header = json.loads(sent.read_text().splitlines()[0])
+    assert header["client"].get("hostname") == ("ct101" if client == "host" else None)
+    assert bool((header["calibration"] or {}).get("tunnel")) == (client == "here")
 
 
 def test_a_host_that_cant_be_reached_is_one_message(lab: Lab, tmp_path: Path, workbook: Callable[..., Any]) -> None:

@@ -20,7 +20,6 @@ import pytest
 import requests
 
 from lib.errors import BadInput, IdentityError, PortTaken, ServerDied, ServerError
-from lib.hosts import connect
 from lib.hosts.base import Host, LocalHost
 from lib.hosts.remote_client import calibrate_on, calibrate_tunnel
 from lib.load.benchmark import build_workload
@@ -28,14 +27,12 @@ from lib.load.client import level_summary, read_level, run_level
 from lib.model.checkpoint import model_fingerprint, read_checkpoint
 from lib.params import HostParams, ServerParams, load_profile
 from lib.server import remote
-from lib.server.answers import ask, read_answer
 from lib.server.launch import identity_of
 from lib.server.log import read_log
 from lib.server.remote import Place, RemoteAttached, load_way, mirror_checkpoint, remote_spec
 from lib.server.spec import resolve_model
 from tests.conftest import ROOT, TINY
 from tests.lab import faults
-from tests.lab.lab import Lab
 
 HOME = "/opt/stand-in"
 
@@ -348,27 +345,12 @@ def test_an_old_python_there_is_said(tmp_path: Path) -> None:
 
 # the real thing -----------------------------------------------------------------------------------------------------------
 @pytest.mark.server
-def test_the_real_server_over_ssh_by_params_alone(lab: Lab, model: str, tmp_path: Path, tiny_spec: Any) -> None:
-    """The real SGLang over SSH: its profile names the host, and known answer, level and stop are what they are here."""
+def test_what_is_meant_there_is_what_is_meant_here(ssh: Place, model: str, tiny_spec: Any) -> None:
+    """The real SGLang's environment and model as seen on the host: the same version, files and command as on this machine;
+    `test_remote_notebooks` launches it."""
     tiny = load_profile(TINY).server
     python = str(ROOT / ".venv-sglang" / "bin" / "python")
-    params = ServerParams.model_validate({**tiny.model_dump(), "model": model, "python": python})
-    found = remote.place_of(
-        HostParams(kind="ssh", address="guest-101", config=lab.config, client_python="/usr/bin/python3")
-    )
-    assert found is not None
-    try:
-        spec = remote_spec("real", params, found)
-        assert spec.sglang_version == tiny_spec.sglang_version and spec.model["sha256"] == tiny_spec.model["sha256"]
-        assert spec.argv[1:3] == tiny_spec.argv[1:3]
-        with remote.launch(found, spec, tmp_path) as server:
-            assert len(server.check_identity()) == 2
-            path = level(server, tmp_path)
-            assert all(request["failure"] is None for request in read_level(path).requests)
-            ask(server, tmp_path, "The capital of France is", 8)
-            assert read_answer(json.loads((tmp_path / "answer.json").read_text()), None).text
-            with (server.folder / "server.log").open("rb") as lines:
-                assert read_log(lines).kv_pools
-        assert server.record.stop and server.record.stop.gone
-    finally:
-        connect.close_all()
+    spec = remote_spec("real", ServerParams.model_validate({**tiny.model_dump(), "model": model, "python": python}), ssh)
+    assert spec.sglang_version == tiny_spec.sglang_version and spec.model["sha256"] == tiny_spec.model["sha256"]
+    here = [model if word == tiny_spec.model_path else word for word in tiny_spec.argv]
+    assert spec.argv[1:] == here[1:] and spec.environment == tiny_spec.environment

@@ -35,8 +35,8 @@ def unit_text(extra: str = "", environment: str = "", command: str | None = None
 @contextlib.contextmanager
 def service(guest: Host, name: str, text: str, wait: bool = True) -> Iterator[str]:
     """An installed and started service; whatever is left of it is removed at the end."""
-    faults.put_stand_in(guest, f"{HOME}/sglang/launch_server.py")
-    guest.put(b"", f"{HOME}/sglang/__init__.py")
+    if not guest.exists(f"{HOME}/sglang/__init__.py"):
+        faults.install_stand_in(guest, HOME)
     guest.put(text.encode(), f"/etc/systemd/system/{name}.service")
     systemctl(guest, "daemon-reload").check("reload")
     systemctl(guest, "start", name).check("start")

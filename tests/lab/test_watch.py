@@ -10,13 +10,14 @@ import pytest
 
 from lib.deploy.deployment import STATE_FOLDER, Deployment
 from lib.deploy.drift import WatchReport
-from lib.deploy.service import service_state, signal_processes, systemctl
+from lib.deploy.service import service_state, systemctl
 from lib.deploy.watch import watch
 from lib.errors import BadInput, NeedsRoot
 from lib.hosts.base import Host
-from tests.lab.test_deployment import SERVICE, clean, deploy, description, plan, serves
+from lib.hosts.signals import signal_processes
+from tests.lab.test_deployment import HOME, PORT, SERVICE, clean, deploy, description, installed, plan, serves
 
-__all__ = ["clean"]
+__all__ = ["clean", "installed"]
 
 
 def found(report: WatchReport) -> dict[str, str]:
@@ -72,3 +73,31 @@ def test_what_drifts_is_named_and_what_does_not_is_not(
     assert Deployment(guest, plan("two"), tmp_path / "4").undo().outcome == "undone" and description(guest) == "one"
     systemctl(guest, "stop", SERVICE)
     assert {"running", "health", "port-owner"} <= {row.id for row in watch(guest, SERVICE).drifted}
+
+
+def test_decay_while_it_serves_is_named(guest: Host, tmp_path: Path) -> None:
+    """A wheel upgraded beside the running server, acceptance that sinks, retractions that begin: each by name, nothing else."""
+    tell, wheel = "/srv/stand-in-tells.json", f"{HOME}/sglang-%s.dist-info"
+
+    def told(accept: float, say: list[str]) -> None:
+        text = json.dumps({"state": {"avg_spec_accept_length": accept}, "say": say})
+        guest.put(text, tell, mode=0o644)
+        asked = f"import urllib.request as u; u.urlopen('http://127.0.0.1:{PORT}/server_info').read()"
+        guest.run(["python3", "-c", asked])  # it says its lines when it is asked
+
+    guest.put("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.15.post1\n", wheel % "0.5.15.post1" + "/METADATA", parents=True)
+    guest.run(["chmod", "-R", "a+rX", HOME])
+    told(2.9, [])
+    try:
+        assert deploy(guest, plan("one", f"STAND_IN_TELL={tell}"), tmp_path / "1").outcome == "proven"
+        report = watch(guest, SERVICE)
+        assert not report.drifted, report.drifted
+        assert {found(report)[name] for name in ("version-on-disk", "accept-length", "retractions")} == {"same"}
+        told(2.2, ["KV cache pool is full. Retract requests. #retracted_reqs: 3, #new_token_ratio: 0.5996 -> 1.0000"])
+        guest.run(["mv", wheel % "0.5.15.post1", wheel % "0.5.16"]).check("another wheel")
+        guest.put("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.16\n", wheel % "0.5.16" + "/METADATA")
+        report = watch(guest, SERVICE)
+        drifted = {row.id: row.now for row in report.drifted}
+        assert drifted == {"version-on-disk": "0.5.16", "accept-length": "2.2", "retractions": "3"}, drifted
+    finally:
+        guest.run(["sh", "-c", f"rm -rf {tell} {HOME}/sglang-*.dist-info"])

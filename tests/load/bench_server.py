@@ -24,6 +24,8 @@ class BenchServer:
         self.cache: list[tuple[int, ...]] = []
         self.counters = {"generation_tokens": 0, "prompt_tokens": 0, "cached_tokens": 0, "num_requests": 0}
         self.flushes = 0
+        self.cut = threading.Event()  # ends every answer where it is
+        self.clocks = {"time_to_first_token_seconds": [0.0, 0], "e2e_request_latency_seconds": [0.0, 0]}
         self.lock = threading.Lock()
         outer = self
 
@@ -45,6 +47,8 @@ class BenchServer:
             def do_GET(self) -> None:
                 if self.path == "/metrics":
                     self.plain(outer.metrics_text() if outer.metrics else "", 200 if outer.metrics else 404)
+                elif self.path == "/model_info":
+                    self.plain({"model_path": "/models/m"})
                 elif self.path == "/v1/models":
                     self.plain({"data": [{"id": "m"}]})
                 else:
@@ -65,11 +69,13 @@ class BenchServer:
                     self.answer(body)
 
             def answer(self, body: dict[str, Any]) -> None:
-                prompt = body.get("input_ids") or body.get("text") or body.get("prompt") or json.dumps(body.get("messages"))
+                prompt = (
+                    body.get("input_ids") or body.get("text") or body.get("prompt") or json.dumps(body.get("messages"))
+                )
                 ids = tuple(prompt) if isinstance(prompt, list) else tuple(ord(c) % 512 for c in prompt)
                 sampling = body.get("sampling_params") or body
                 tokens = int(sampling.get("max_new_tokens") or sampling.get("max_tokens"))
-                cached = outer.remember(ids)
+                began, cached = time.monotonic(), outer.remember(ids)
                 self.answer_id = f"c-{time.monotonic_ns()}-{id(body)}"
                 self.send_response(200)
                 self.send_header("content-type", "text/event-stream")
@@ -78,8 +84,14 @@ class BenchServer:
                 time.sleep((len(ids) - cached) * outer.prefill_s)
                 for i in range(tokens):
                     time.sleep(outer.step_s)
+                    if outer.cut.is_set():
+                        self.close_connection = True
+                        return
+                    if i == 0:
+                        outer.clock("time_to_first_token_seconds", began)
                     if i == tokens - 1:
                         outer.count(len(ids), cached, tokens)
+                        outer.clock("e2e_request_latency_seconds", began)
                     self.event(self.piece(body, i, tokens, len(ids), cached))
                 if "input_ids" not in body and "text" not in body:
                     usage = {"prompt_tokens": len(ids), "completion_tokens": tokens, "total_tokens": len(ids) + tokens}
@@ -91,10 +103,23 @@ class BenchServer:
                 last = i == tokens - 1
                 if "input_ids" in body or "text" in body:
                     finish = {"type": "length", "length": tokens} if last else None
-                    meta = {"id": body.get("rid"), "finish_reason": finish, "prompt_tokens": prompt, "cached_tokens": cached}
-                    return {"text": "x" * (i + 1), "output_ids": [1] * (i + 1), "meta_info": meta | {"completion_tokens": i + 1}}
+                    meta = {
+                        "id": body.get("rid"),
+                        "finish_reason": finish,
+                        "prompt_tokens": prompt,
+                        "cached_tokens": cached,
+                    }
+                    return {
+                        "text": "x" * (i + 1),
+                        "output_ids": [1] * (i + 1),
+                        "meta_info": meta | {"completion_tokens": i + 1},
+                    }
                 part = {"delta": {"content": "x"}} if "messages" in body else {"text": "x"}
-                return {"id": self.answer_id, "model": "m", "choices": [{"index": 0, **part, "finish_reason": "length" if last else None}]}
+                return {
+                    "id": self.answer_id,
+                    "model": "m",
+                    "choices": [{"index": 0, **part, "finish_reason": "length" if last else None}],
+                }
 
             def event(self, payload: Any) -> None:
                 text = payload if isinstance(payload, str) else json.dumps(payload)
@@ -123,13 +148,26 @@ class BenchServer:
 
     def count(self, prompt: int, cached: int, tokens: int) -> None:
         with self.lock:
-            for name, value in (("generation_tokens", tokens + self.miscount), ("prompt_tokens", prompt), ("cached_tokens", cached)):
+            for name, value in (
+                ("generation_tokens", tokens + self.miscount),
+                ("prompt_tokens", prompt),
+                ("cached_tokens", cached),
+            ):
                 self.counters[name] += value
             self.counters["num_requests"] += 1
 
+    def clock(self, name: str, began: float) -> None:
+        with self.lock:
+            self.clocks[name][0] += time.monotonic() - began
+            self.clocks[name][1] += 1
+
     def metrics_text(self) -> str:
         with self.lock:
-            return "".join(f'sglang:{name}_total{{model_name="m"}} {value}\n' for name, value in self.counters.items())
+            counts = "".join(
+                f'sglang:{name}_total{{model_name="m"}} {value}\n' for name, value in self.counters.items()
+            )
+            clocks = "".join(f"sglang:{n}_sum {s:.6f}\nsglang:{n}_count {c}\n" for n, (s, c) in self.clocks.items())
+            return counts + clocks
 
     def close(self) -> None:
         self.http.shutdown()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lib.errors import NotMeasured
+from lib.hosts.base import LocalHost
 from lib.load import bench_forecast, benchmark
 from lib.model.checkpoint import checkpoint_from_configs
-from lib.params import BenchmarkParams
+from lib.params import BenchmarkParams, HostParams
+from lib.server.remote import Place
 from tests.conftest import TINY
 from tests.model.checkpoint_files import ORIGIN, SMOLLM2
 from tests.model.test_roofline import TOPO_8
@@ -37,6 +41,7 @@ class Run:
     """As much of a notebook's run as a forecast asks for, from given records."""
 
     offline = False
+    there: dict[str, Any] = {}
 
     def __init__(
         self, config: dict[str, Any] | None, host: dict[str, Any], records: dict[str, Any], **params: Any
@@ -44,7 +49,8 @@ class Run:
         values: dict[str, Any] = {"profile": TINY, "concurrency": [1, 4], "input_len": 256, "output_len": 64}
         self.params = BenchmarkParams.model_validate(values | params)
         self.config, self._host, self.records = config, host, records
-        self.raw = Path("/nowhere")
+        self.raw = Path("/nowhere/03")
+        self.profile = SimpleNamespace(host=SimpleNamespace(remote=False))
 
     def checkpoint(self, _: Any) -> Any:
         return checkpoint_from_configs(self.config) if self.config else None
@@ -59,12 +65,14 @@ class Run:
         return "0.5.15.post1"
 
     def measure(self, name: str, *_: Any, **__: Any) -> Any:
+        if name not in self.records:
+            raise NotMeasured(f"raw record {name!r}", "none")
         return SimpleNamespace(json=lambda file: self.records[name])
 
 
 def handle(tp: int = 1, attached: bool = False, **flags: Any) -> Any:
     return SimpleNamespace(
-        tp_size=tp, attached=attached, params=SimpleNamespace(flags=flags, environment={}),
+        tp_size=tp, attached=attached, params=SimpleNamespace(flags=flags, environment={}, python=sys.executable),
         spec=SimpleNamespace(model_path="/nowhere", model={}), launches=list,
     )  # fmt: skip
 
@@ -116,6 +124,52 @@ def test_the_origin_on_eight_gpus_over_pcie() -> None:
     stated = predict(Run(config, EIGHT, run.records, allreduce_latency_s=5.3e-6), handle(tp=4, kv_cache_dtype="bf16"))
     faster = stated.point("level-C1")
     assert faster and faster.binds == "weights" and "stated in params" in stated.inputs["all-reduces"]
+
+
+def reduced(us: list[float], right: bool = True) -> dict[str, Any]:
+    """An all-reduce by size as the host's probe writes it: 8 KiB, 16 KiB, 1 MiB, in microseconds alone; half as long in a row."""
+    rows = [
+        {"size": size, "seconds": 1.2e-6 * t, "low": 1e-6 * t, "burst_seconds": 0.5e-6 * t, "high": 9e-6 * t, "n": 50, "right": right}
+        for size, t in zip((8192, 16384, 1 << 20), us, strict=True)
+    ]  # fmt: skip
+    return {"all_reduce": rows, "ranks": 4}
+
+
+def test_the_host_s_own_all_reduce_by_size_goes_into_the_bounds() -> None:
+    """20 us at 8 KiB: 120 of them a step; a wrong sum and a failed probe leave the table's figure and say so; params go before all."""
+    config = json.loads(json.dumps(ORIGIN))
+    config["text_config"] |= EXPERTS
+    records = {"tensors": ORIGIN_TENSORS, "topology": {"text": TOPO_8, "reason": None}, "all-reduce": reduced([40, 60, 400])}
+    made = predict(Run(config, EIGHT, records), handle(tp=4, kv_cache_dtype="bf16"))
+    one = made.point("level-C1")  # hidden size 4096: one token is 8 KiB, and in a row it takes 20 us
+    assert one and one.terms_s["all-reduces"] == pytest.approx(120 * 20e-6)
+    two = predict(Run(config, EIGHT, records, concurrency=[2]), handle(tp=4, kv_cache_dtype="bf16")).point("level-C2")
+    assert two and two.terms_s["all-reduces"] == pytest.approx(120 * 30e-6)
+    assert "all-reduce measured on this host by size (8,192 to 1,048,576 B" in made.inputs["all-reduces"]
+    assert "spread over NUMA nodes: GPU 0, 1, 2 on node 0; GPU 3 on node 1" in made.inputs["all-reduces"]
+    for record, words in (
+        (reduced([40, 60, 400], right=False), "a sum was WRONG"),
+        ({"all_reduce": [], "all_reduce_reason": "NCCL error: unhandled"}, "NCCL error: unhandled"),
+        ({"reason": "No module named 'torch'"}, "No module named 'torch'"),
+    ):
+        made = predict(Run(config, EIGHT, records | {"all-reduce": record}), handle(tp=4, kv_cache_dtype="bf16"))
+        assert words in made.inputs["all-reduces"] and "205 us" in made.inputs["all-reduces"]
+    stated = predict(Run(config, EIGHT, records, allreduce_latency_s=5e-6), handle(tp=4, kv_cache_dtype="bf16"))
+    assert "stated in params" in stated.inputs["all-reduces"]
+
+
+def test_copies_that_01_measured_stand_beside_the_data_sheet(tmp_path: Path) -> None:
+    """The slowest device's copy is shown; the bound stays the data sheet's; without 01 in the run nothing is said."""
+    run = Run(SMOLLM2, EIGHT, {"tensors": SMOLLM2_TENSORS})
+    run.raw = tmp_path / "03"
+    before = predict(run, handle())
+    assert not any("measured by 01" in name for name in before.inputs)
+    copies = [{"from": n, "to": n, "bytes_per_s": speed} for n, speed in ((0, 1.5e12), (1, 1.4e12))]
+    file = tmp_path / "01" / "character" / "character.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps({"probe": {"copies": copies}}))
+    made = predict(run, handle())
+    assert [v for k, v in made.inputs.items() if "measured by 01" in k] == ["1400 GB/s"] and made.points == before.points
 
 
 @pytest.mark.parametrize(
@@ -186,6 +240,23 @@ def test_the_machine_is_measured_with_all_cores(tmp_path: Path) -> None:
         and found["flops_per_s"] > 1e8
         and "float32" in found["product"]
     )
+
+
+def test_another_machine_is_measured_there_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an interpreter of that host; one without numpy gives its reason and no number, never this machine's."""
+    with LocalHost() as host:
+        place = Place(host, HostParams())
+        monkeypatch.setattr(bench_forecast, "place_of", lambda _: place)
+        bench_forecast.measure_machine(tmp_path, {"kind": "ssh", "address": "x"}, sys.executable)
+        assert json.loads((tmp_path / "bandwidth.json").read_text())["read_bytes_per_s"] > 1e8
+        bare = tmp_path / "bare"
+        bare.write_text(f'#!/bin/sh\nexec {sys.executable} -IS "$@"\n')
+        bare.chmod(0o755)
+        bench_forecast.measure_machine(tmp_path, {"kind": "ssh", "address": "x"}, str(bare))
+    found = json.loads((tmp_path / "bandwidth.json").read_text())
+    assert found["read_bytes_per_s"] is None and "numpy" in found["reason"]
+    made = predict(Run(SMOLLM2 | {"torch_dtype": "bfloat16"}, CPU, {"bandwidth": found, "tensors": SMOLLM2_TENSORS}), handle())
+    assert all(p.value is None for p in made.points if p.kind == "decode")
 
 
 @pytest.mark.parametrize("flags", [{"pp_size": 2}, {"dp_size": 4}, {"speculative_algorithm": "NEXTN"}, {"dtype": "float32"}])

@@ -19,7 +19,7 @@ from faulty_server import TEXT, FaultyServer, faulty_server
 
 from lib.errors import BadInput, UnreadableFile
 from lib.load import metrics
-from lib.load.client import Request, arrival_offsets_ns, level_summary, read_level, request_body, run_level
+from lib.load.client import Request, arrival_offsets_ns, level_summary, read_level, request_body, run_level, together
 from lib.load.client_wire import FAILURES
 
 TOKENS = 9
@@ -376,7 +376,29 @@ def test_progress_is_reported(tmp_path: Path) -> None:
     seen: list[dict[str, int]] = []
     with faulty_server(gap_s=0.02) as server:
         send(server, ["ok"] * 20, tmp_path, progress=seen.append)
-    assert seen and all(set(s) == {"done", "of", "in_flight"} and s["of"] == 20 for s in seen)
+    assert seen and all({"done", "of", "in_flight"} <= set(s) and s["of"] == 20 for s in seen)
+
+
+def test_what_is_told_while_it_sends_agrees_with_the_record(tmp_path: Path) -> None:
+    """At each moment the sums are those of the requests that the record shows as ended by then; failures are apart."""
+    seen: list[dict[str, int]] = []
+    with faulty_server(gap_s=0.02) as server:
+        names = ["ok"] * 16 + ["http_500"] * 4
+        level = send(server, names, tmp_path, progress=seen.append, gap_timeout_s=20.0, first_timeout_s=20.0)
+    last = seen[-1]
+    by_end = sorted((r for r in level.requests if metrics.is_ok(r)), key=lambda r: r["end_ns"])
+    ended = by_end[: last["ok"]]
+    assert 4 <= last["ok"] <= 16 and last["ok"] + last["failed"] == last["done"] and last["failed"] <= 4
+    assert last["whole_ns"] == sum(r["end_ns"] - r["due_ns"] for r in ended)
+    assert 0 < last["first_ns"] <= last["whole_ns"] and last["since_ns"] >= ended[-1]["end_ns"] - level.header["window"]["start_ns"]
+    assert [s["ok"] for s in seen] == sorted(s["ok"] for s in seen)
+
+
+def test_several_sending_processes_are_summed() -> None:
+    """Counts add up, the time since the window began is the longest; a process that says less counts as nothing."""
+    one = {"done": 2, "of": 5, "in_flight": 1, "ok": 2, "failed": 0, "first_ns": 10, "whole_ns": 30, "since_ns": 7}
+    made = together([one, {"done": 1, "of": 5, "in_flight": 2}, one | {"since_ns": 9}])
+    assert made == {"done": 5, "of": 15, "in_flight": 4, "ok": 4, "failed": 0, "first_ns": 20, "whole_ns": 60, "since_ns": 9}
 
 
 def test_long_generate_streams_keep_little_memory(tmp_path: Path) -> None:

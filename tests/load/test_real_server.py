@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from lib.cli import main
-from lib.load import metrics, server_side, workloads
+from lib.load import benchmark, beside, beside_rows, definitions, metrics, server_side, workloads
 from lib.load.client import read_level, run_level
 from lib.server import launch as launching
+from tests.load.test_benchmark import EMPTY, open_run
 
 pytestmark = pytest.mark.server
 
@@ -68,3 +71,25 @@ def test_the_command_against_a_real_server(url: str, tmp_path: Path, capsys: pyt
     replayed = json.loads(out.read_text())["levels"][0]["metrics"]
     assert replayed["requests_ok"]["value"] == 4 and replayed["cached_tokens"]["value"] >= 3 * 500
     assert "server: TTFT, mean" in capsys.readouterr().out
+
+
+def test_the_real_bench_serving_beside_this_client(
+    tiny_server: launching.Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang's own, unmodified: the same requests and tokens, figures of one definition, none below the server's own time."""
+    ok = {"status": "ok", "reasons": [], "streams": 4096, "chunks_per_s": 1e9, "workers": 1}
+    monkeypatch.setattr(benchmark, "calibrate", lambda streams, api: ok)
+    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "bench_serving_repeats": 1, "depths": [], "output_len": 16}
+    run = open_run(tmp_path, **params)
+    asked = SimpleNamespace(api_key_env=None, flags={}, environment={}, python=".venv-sglang/bin/python")
+    handle: Any = SimpleNamespace(
+        params=asked, key="key", tp_size=1, attached=False, name="server", get=lambda: tiny_server, launches=list
+    )
+    pairs = beside.measure_beside(run, handle, EMPTY)
+    ((p,),) = beside_rows.pairs_of(pairs).values()
+    assert (p.problem, p.sent_differently, p.server_silent) == (None, None, None)
+    assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
+    assert [d.figure for d in p.differences] == list(definitions.FIGURES)
+    assert not any(d.impossible for d in p.differences), p.differences
+    # on a busy machine the server itself differs between the windows; what is left to the clients is small beside it
+    assert all(abs(d.left_frac or 0) < 0.25 for d in p.differences), p.differences

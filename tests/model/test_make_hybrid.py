@@ -12,6 +12,7 @@ import pytest
 from lib.model import make_hybrid as mh
 from lib.model import make_models
 from lib.params import ROOT
+from lib.server.spec import resolve_model
 
 SERVER_PYTHON = ROOT / ".venv-sglang" / "bin" / "python"
 
@@ -98,19 +99,24 @@ print('fine')
 
 @pytest.mark.server
 @pytest.mark.timeout(280)
-def test_a_training_leaves_a_whole_checkpoint_that_transformers_reads(tmp_path: Path) -> None:
+def test_a_training_leaves_a_whole_checkpoint_that_transformers_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A few steps on the CPU: loss curve, hash, held-out loss of both heads, and the names and counts of the published form."""
     argv = [
-        str(SERVER_PYTHON), "lib/model/train_tiny.py", "--out", str(tmp_path), "--steps", "3", "--hidden", "32", "--layers", "4",
-        "--vocabulary", "512", "--batch", "1", "--length", "24", "--characters", "600000",
+        str(SERVER_PYTHON), "lib/model/train_tiny.py", "--out", str(tmp_path / "models" / "trained"), "--steps", "3", "--hidden", "32",
+        "--layers", "4", "--vocabulary", "512", "--batch", "1", "--length", "24", "--characters", "600000",
     ]  # fmt: skip
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert sorted(p.name for p in (tmp_path / "models").iterdir()) == ["trained"]  # nothing half-made beside it
+    monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path))
+    assert resolve_model("trained") == (tmp_path / "models" / "trained").resolve()  # `server.model: trained` finds it
+    tmp_path = tmp_path / "models" / "trained"
     said = json.loads((tmp_path / "training.json").read_text())
     assert said["steps"] == 3 and [row[0] for row in said["curve"]] == [0, 2] and said["seed"] == 7
     assert said["weights_sha256"] == make_models.sha256_of(tmp_path / "model.safetensors")
     # untrained heads are about as good as a uniform guess over 512 tokens: ln 512 = 6.24
     assert abs(said["held_out_nats"] - said["uniform_nats"]) < 1 and abs(said["held_out_mtp_nats"] - said["uniform_nats"]) < 1
+    assert 0 <= said["held_out_mtp_agreement"] <= 1
     code = f"""
 from safetensors import safe_open
 from transformers import Qwen3_5MoeForConditionalGeneration as Q

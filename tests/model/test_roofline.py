@@ -9,6 +9,7 @@ import pytest
 from lib.errors import BadInput
 from lib.model import roofline
 from lib.model.roofline import Attention, Device, Link, Machine, Weights
+from lib.params import ROOT
 
 SLOW = Device(name="d", bandwidth_bytes_per_s=10e9, flops_per_s=None, source="test")
 FULL = Attention(kv={"full_attention": (23_040, None)}, state_bytes=0, products_per_token=0)
@@ -246,6 +247,51 @@ def test_more_nvlinks_are_faster_and_any_pcie_is_slower() -> None:
     assert roofline.link_of("NV18", 8).bytes_per_s == 450e9
     for name, stated in (("NVIDIA H200", 900e9), ("NVIDIA B200", 1.8e12), ("NVIDIA GB300", 1.8e12)):
         assert roofline.link_of("NV18", 8, gpu_name=name).bytes_per_s == stated / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "worst", "near", "apart"),
+    [
+        ("h200-1", 1, None, {0: ("0-15", "0")}, None),
+        ("h100-8-nvlink", 8, "NV18", {0: ("0-47,96-143", "0"), 7: ("48-95,144-191", "1")}, "3 on node 0; GPU 4, 5, 6, 7 on node 1"),
+        ("nvlink8-nics-no-gpu-numa-id-cut", 8, "NV8", {0: ("0-47,96-143", "0"), 6: ("48-95,144-191", "1")}, "4, 5, 6 on node 1"),
+        ("rtx5090-2-phb", 2, "PHB", {1: ("0-63", "0")}, None),
+        ("rtx4090-8-sys-nics", 8, "SYS", {6: ("56-111,168-223", "1")}, "GPU 4, 5, 6, 7 on node 1"),
+        ("mixed-5-phb-node-sys", 5, "SYS", {0: ("8-15,24-31", "1")}, "GPU 1, 2, 3, 4 on node 0; GPU 0 on node 1"),
+    ],
+)  # fmt: skip
+def test_recorded_topologies_of_several_kinds(
+    name: str, gpus: int, worst: str | None, near: dict[int, tuple[str, str]], apart: str | None
+) -> None:
+    """Tabs or blanks, NIC columns, no `GPU NUMA ID`, a cut row: every pair, the slowest link, each GPU's processors and node."""
+    text = (ROOT / "tests" / "recorded" / "topology" / f"{name}.txt").read_text()
+    found = roofline.parse_topology(text)
+    assert found.gpus == list(range(gpus)) and len(found.links) == gpus * (gpus - 1) // 2
+    assert found.worst(found.gpus) == worst
+    assert {g: (found.cpus[g], found.numa[g]) for g in near} == near
+    said = found.apart(found.gpus)
+    assert (said is None) == (apart is None) and (apart or "") in (said or "")
+
+
+def test_the_recorded_topologies_are_all_tried() -> None:
+    """A new file is a new row above."""
+    files = {f.stem for f in (ROOT / "tests" / "recorded" / "topology").glob("*.txt")}
+    assert files == {
+        "h200-1", "h100-8-nvlink", "nvlink8-nics-no-gpu-numa-id-cut", "rtx5090-2-phb", "rtx4090-8-sys-nics", "mixed-5-phb-node-sys",
+    }  # fmt: skip
+
+
+def test_measured_all_reduces_are_read_between_their_sizes() -> None:
+    """20 us at 8 KiB and 30 us at 16 KiB: 25 us at 12 KiB, 20 us below, the last slope beyond, never less than a smaller size takes."""
+    rows = [{"size": 8192, "low": 20e-6, "right": True}, {"size": 16384, "low": 35e-6, "burst_seconds": 30e-6, "right": True}]
+    link = roofline.measured_link(roofline.link_of("SYS", 8), rows)
+    for size, us in ((12288, 25), (1024, 20), (8192, 20), (16384, 30), (32768, 50)):
+        assert roofline.all_reduce_s(size, 8, link) == pytest.approx(us * 1e-6), size
+    falling = link.model_copy(update={"measured": [(8192, 20e-6), (16384, 15e-6)]})
+    assert roofline.all_reduce_s(16384, 8, falling) == 20e-6
+    assert roofline.all_reduce_s(12288, 1, link) == 0.0
+    table = roofline.link_of("SYS", 8)
+    assert roofline.measured_link(table, []) == table and roofline.measured_link(table, [{**rows[0], "right": False}]) == table
 
 
 def test_what_is_no_topology_is_refused() -> None:

@@ -16,7 +16,12 @@ from typing import Any
 import pytest
 
 from lib.errors import ServerError
+from lib.hosts.base import LocalHost
+from lib.params import HostParams
 from lib.server import gpu_state, telemetry
+from lib.server.remote import Place
+from lib.server.telemetry import FILE, read_state
+from lib.server.telemetry_there import HostSampler
 from tests.conftest import ROOT
 
 # text and numbers -----------------------------------------------------------------------------------------------------
@@ -377,3 +382,41 @@ def test_the_real_nvidia_ml_py_over_a_stub_of_the_library(tmp_path: Path) -> Non
     state = gpu_state.WindowState.model_validate_json(done.stdout)
     assert state.source == "nvml" and len(state.gpus) == 2 and state.gpus[0].power_w == 400.0 and state.gpus[1].power_w is None
     assert state.throttled and state.throttled[0].startswith("rank 1 (GPU 1): sw_power_cap in 100%")
+
+
+OLDER_SMI = """#!/bin/sh
+case "$*" in *clocks_event_reasons*) echo 'Field "clocks_event_reasons.active" is not a valid field to query.'; exit 2;; esac
+echo "0, GPU-ab, G, 1400, 1980, 2619, 310.5, 700.00, 51, 97, 1234, 0x0000000000000004"
+"""
+
+
+@pytest.mark.parametrize("client", ["host", "here"])
+def test_a_hosts_gpus_are_sampled_there_by_the_clients_clock(
+    client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process there, also with a driver that knows the fields by their older names; the window finds its samples."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(OLDER_SMI)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    with LocalHost() as host:
+        place = Place(host, HostParams(load_client=client))  # type: ignore[arg-type]
+        sampler = HostSampler(place, tmp_path / FILE, [0], 0.2)
+        begin = time.monotonic_ns()
+        time.sleep(1.0)
+        sampler.stop({"kind": "kernel_log", "xids": None, "reason": "not asked"})
+        assert not host._open  # nothing runs on there
+    seen = read_state(tmp_path, begin, time.monotonic_ns())
+    assert seen.source == "nvidia-smi" and seen.gpus[0].samples >= 3 and seen.cpu_frac is not None and 0 <= seen.cpu_frac <= 1
+    assert json.loads((tmp_path / FILE).read_text().splitlines()[0])["host"] == "this machine"
+
+
+def test_a_host_without_a_gpu_gives_its_reason_and_its_cpus(tmp_path: Path) -> None:
+    """No sample is mistaken for a quiet GPU."""
+    with LocalHost() as host:
+        sampler = HostSampler(Place(host, HostParams()), tmp_path / FILE, None, 0.2)
+        time.sleep(0.5)
+        sampler.stop()
+    seen = read_state(tmp_path)
+    assert seen.source is None and "nvidia-smi" in str(seen.reason) and seen.cpu_frac is not None
