@@ -211,5 +211,5 @@ def end(client: Client, cluster: Any = None) -> None:
 
 def _be_quiet() -> None:
     """What goes wrong is said once, by this project, without a traceback."""
-    for name in ("distributed", "asyncssh", "dask_jobqueue"):
+    for name in ("distributed", "asyncssh", "dask_jobqueue", "tornado"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -80,8 +80,8 @@ def cluster_file(lab: Lab, project: Path) -> Path:
 
 @contextlib.contextmanager
 def running(project: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """The project's `workbook` while the context lasts; it hears of a lost connection after 5 s."""
-    environment = standin.environment(project, DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP="5s")
+    """The project's `workbook` while the context lasts; it hears of a lost connection after 12 s."""
+    environment = standin.environment(project, DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP="12s")
     process = subprocess.Popen(
         [sys.executable, "-m", "lib.cli", *arguments], cwd=project, env=environment, text=True, stdout=subprocess.PIPE,
         stderr=(project / "stderr.txt").open("w"), start_new_session=True,
