@@ -62,7 +62,12 @@ class _Machine:
     def work(self, token: str) -> None:
         self.say({"token": token, **_about()})
         size = int(self._line().removeprefix("JOB "))
-        (self.folder / "job").write_bytes(_with_own_clock(self._exactly(size)))
+        data = self._exactly(size)
+        try:
+            (self.folder / "job").write_bytes(_with_own_clock(data))
+        except ServerError as refused:
+            self.say({"error": str(refused), "exit": refused.exit_code, "part": 0})
+            return
         self._start()
         try:
             self._relay()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from lib.errors import ServerError
-from lib.load import client, far_worker, judge, machines
+from lib.load import client, judge, machines
 from lib.load.clocks import Alignment, Offset
 from lib.params import ROOT
 
@@ -129,10 +129,18 @@ def test_records_keep_their_durations() -> None:
     assert made == {"sent_ns": 4000, "due_ns": 3000, "end_ns": 8000, "t_us": [1, 2], "head_us": 1}
 
 
-def test_a_key_that_the_machine_lacks_is_named() -> None:
-    """Keys are never sent to machines; one that has none says so."""
-    with pytest.raises(ServerError, match="NO_SUCH_KEY"):
-        far_worker._with_own_clock(b'{"api_key_env": "NO_SUCH_KEY"}\nrest')
+def test_a_key_that_a_machine_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are never sent to machines; one that has none says so, and the level fails with its words."""
+    monkeypatch.setenv("KEY_OF_THIS_TEST", "sk-not-sent-0123456789")
+    without = {k: v for k, v in os.environ.items() if k != "KEY_OF_THIS_TEST"} | {"PYTHONPATH": str(ROOT)}
+
+    def place(host: str, port: int, token: str) -> None:
+        code = f"from lib.load.far_worker import serve; serve({host!r}, {port}, {token!r})"
+        subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=without)
+
+    with pytest.raises(ServerError, match="the environment variable KEY_OF_THIS_TEST"):
+        client.run_level("http://127.0.0.1:9", "completions", requests(2), out=tmp_path / "l", model="m", concurrency=1,
+                         api_key_env="KEY_OF_THIS_TEST", sender=machines.MachinesSender(1, "127.0.0.1", place))  # fmt: skip
 
 
 def test_an_interrupt_keeps_what_was_sent(two_machines: Callable[[str, int, str], None], tmp_path: Path) -> None:
