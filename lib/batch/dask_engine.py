@@ -80,7 +80,7 @@ class DaskEngine:
                 asked.append((address, future))
         found: dict[str, dict[str, Identity]] = {}
         for address, future in asked:
-            for cell_id, text in self._result(future).items():
+            for cell_id, text in self._answer(address, future).items():
                 found.setdefault(cell_id, {})[address] = Identity.model_validate_json(text)
         faults = [fault for cell_id, group in found.items() if (fault := _difference(cell_id, group))]
         if faults:
@@ -179,13 +179,23 @@ class DaskEngine:
         future.add_done_callback(lambda done: self.events.put(("done", str(done.key))))
         return future
 
-    def _result(self, future: Future) -> Any:
-        try:
-            return future.result()
-        except WorkbookError:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever a worker raises, or the loss of the scheduler)
-            raise HostError("an answer of the worker", f"{type(error).__name__}: {str(error)[:300]}") from error
+    def _answer(self, address: str, future: Future) -> dict[str, str]:
+        """What a worker says of its host; nothing if it goes away meanwhile. One that measures for others answers after that.
+
+        Raises:
+            WorkbookError: as raised there, or the worker or the scheduler failed.
+        """
+        while True:
+            try:
+                return dict(future.result(timeout=5))
+            except WorkbookError:
+                raise
+            except Exception as error:  # noqa: BLE001  (whatever a worker raises, or the loss of the scheduler)
+                if isinstance(error, TimeoutError) and not future.done():
+                    if address in self.workers():
+                        continue
+                    return {}
+                raise HostError("an answer of the worker", f"{type(error).__name__}: {str(error)[:300]}") from error
 
 
 def _difference(cell_id: str, group: Mapping[str, Identity]) -> str | None:

@@ -115,7 +115,7 @@ class Flow:
         if going is None:
             return
         if said["event"] in ("started", "taken over"):
-            if going.seen:
+            if going.seen and going.seen[-1]["worker"] not in going.failed_on:
                 sys.stderr.write(
                     f"dask: {going.task.cell} {going.task.number}: its host {going.seen[-1]['machine']} is gone; "
                     f"{'its committed attempt is taken' if said['event'] == 'taken over' else 'again'} on {said['machine']}\n"

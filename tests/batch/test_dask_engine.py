@@ -172,7 +172,7 @@ def test_an_attempt_committed_before_its_host_was_lost_is_taken(
 
 
 def test_a_host_that_cannot_run_it_is_left_for_another(
-    engine: DaskEngine, outputs: str, monkeypatch: pytest.MonkeyPatch
+    engine: DaskEngine, outputs: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A HostError sends a task to the other machine; when every try fails it is failed with the reason, others go on."""
     work = Work(monkeypatch, 0.05)
@@ -187,6 +187,7 @@ def test_a_host_that_cannot_run_it_is_left_for_another(
     records = {r.key: r for r in engine.run([task(1), task(9), task(2)], outputs, lambda _: None)}
     assert {k: r.state for k, r in records.items()} == {key(1): "done", key(2): "done", key(9): "failed"}
     assert len({a for k, a in seen if k == key(1)}) == 2
+    assert "again elsewhere" in (said := capsys.readouterr().err) and "is gone" not in said
     assert "a disk with room" in (records[key(9)].error or "") and len([k for k, _ in seen if k == key(9)]) == 3
 
 
