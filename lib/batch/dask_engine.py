@@ -82,6 +82,10 @@ class DaskEngine:
         for address, future in asked:
             for cell_id, text in self._answer(address, future).items():
                 found.setdefault(cell_id, {})[address] = Identity.model_validate_json(text)
+        if gone := sorted({cell.resources.host for cell in cells if cell.id not in found}):
+            raise HostError(
+                "a worker that says what its host is", f"those of {', '.join(gone)} went away", "run it again"
+            )
         faults = [fault for cell_id, group in found.items() if (fault := _difference(cell_id, group))]
         if faults:
             raise HostError("hosts of one name that are alike", "; ".join(faults), "give them names of their own")
