@@ -28,7 +28,7 @@ from tests.batch import s3_server, standin
 from tests.lab import faults
 from tests.lab.lab import Lab
 
-CONFIGURATIONS = 4
+CONFIGURATIONS = 3
 SECONDS = 4.0
 
 
@@ -43,7 +43,7 @@ def s3(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with small notebooks, and a matrix of five configurations on hosts called `pool`."""
+    """A project with small notebooks, and a matrix of four configurations on hosts called `pool`."""
     made = standin.make_project(tmp_path / "project", ("03",))
     row = {"server": {"flags": {}}}
     matrix = {
@@ -104,23 +104,25 @@ def until(what: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 
 @pytest.fixture
-def started(lab: Lab, guest: Host, project: Path, s3: str) -> Iterator[tuple[subprocess.Popen[str], SSHHost]]:
-    """A matrix that runs on both hosts, and the second host, in the middle of its first task."""
-    with lab.ssh("guest-102") as other:
-        for host in (guest, other):
-            put_project(host, project)
-        arguments = ["run", "--matrix", "pool", "--engine", "dask", "--cluster", str(cluster_file(lab, project))]
-        with running(project, *arguments, "--outputs", s3) as process:
-            until(lambda: faults.alive(other, "ipykernel_launcher") or process.poll() is not None)
-            assert process.poll() is None, (project / "stderr.txt").read_text()
-            time.sleep(1.0)
-            yield process, other
+def started(
+    lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str
+) -> Iterator[tuple[subprocess.Popen[str], Host]]:
+    """A matrix that runs on both hosts, and the second host, in the middle of its first task; reached by its hypervisor."""
+    other = lab.pct(102, hypervisor)
+    for host in (guest, other):
+        put_project(host, project)
+    arguments = ["run", "--matrix", "pool", "--engine", "dask", "--cluster", str(cluster_file(lab, project))]
+    with running(project, *arguments, "--outputs", s3) as process:
+        until(lambda: faults.alive(other, "ipykernel_launcher") or process.poll() is not None)
+        assert process.poll() is None, (project / "stderr.txt").read_text()
+        time.sleep(1.0)
+        yield process, other
 
 
 def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
-    lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str, started: tuple[subprocess.Popen[str], SSHHost]
+    lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str, started: tuple[subprocess.Popen[str], Host]
 ) -> None:
-    """Five notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
+    """Four notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
     process, _ = started
     hypervisor.run(["pct", "stop", "102"]).check("the host is gone")
     try:
@@ -137,11 +139,10 @@ def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
 
 
 def test_a_host_that_is_cut_off_ends_its_task_which_goes_elsewhere(
-    lab: Lab, hypervisor: SSHHost, project: Path, s3: str, started: tuple[subprocess.Popen[str], SSHHost]
+    lab: Lab, project: Path, s3: str, started: tuple[subprocess.Popen[str], Host]
 ) -> None:
     """Its cable is pulled: the other host does its task, and it stops by itself what nobody waits for any more."""
-    process, _ = started
-    behind = lab.pct(102, hypervisor)
+    process, behind = started
     with faults.network_cut(lab, 102):
         out, _ = process.communicate(timeout=120)
         assert faults.gone(behind, "lib.batch.one_task", 60) is not None
