@@ -60,6 +60,9 @@ def main(argv: list[str]) -> int:
     except WorkbookError as error:
         tell(error=str(error))
         return error.exit_code
+    except OSError as error:  # a full disk, a folder that is not to be written: another machine may have room
+        tell(error=f"{error.strerror or error} ({error.filename or 'no file named'})")
+        return 1
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
