@@ -16,7 +16,7 @@ from lib.batch.outputs import RunFiles, local_copy
 from lib.batch.resume import CellPlan, plan_cell
 from lib.batch.snapshot import CellView, Snapshot, TaskView
 from lib.batch.sources import lib_sha256, notebook_sha256
-from lib.batch.storage import StoreError, store_of
+from lib.batch.storage import StoreError, is_url, store_of
 from lib.batch.tasks import Task, TaskEvent, TaskRecord, ended, plan_tasks
 from lib.errors import WorkbookError
 from lib.hosts import local
@@ -37,14 +37,10 @@ class Session:
     def __init__(
         self, name: str, cells: Sequence[Cell], left_out: Sequence[LeftOut], engine: Engine, outputs: str
     ) -> None:
-        self.name, self.cells, self.left_out, self.engine, self.outputs = (
-            name,
-            list(cells),
-            list(left_out),
-            engine,
-            outputs,
-        )
-        self.store = store_of(outputs)
+        self.name, self.cells, self.left_out, self.engine = name, list(cells), list(left_out), engine
+        named = store_of(outputs)  # as it was written, so that a mistake in it is told as such
+        self.outputs = outputs if is_url(outputs) else str(Path(outputs).resolve())
+        self.store = named if is_url(outputs) else store_of(self.outputs)
         self.here = local_copy(self.store)
         self.view: View | None = None
         self.began = time.time()

@@ -50,6 +50,8 @@ def store_of(outputs: str) -> Store:
         BadInput: unknown scheme, a password in the URL, or papermill's extra is not installed.
     """
     if not is_url(outputs):
+        if re.match(r"[A-Za-z0-9]{2,}:", outputs):
+            raise BadInput("--outputs takes a folder, or a URL such as s3://BUCKET/PREFIX", outputs, "write SCHEME://")
         return FolderStore(Path(outputs))
     parts = urlsplit(outputs)
     if parts.username or parts.password or parts.query:

@@ -18,6 +18,7 @@ from lib.batch.resume import CellPlan
 from lib.batch.session import Session
 from lib.batch.snapshot import Snapshot, lines
 from lib.cli._input import printable, writing
+from lib.cli._outputs import say_if_over_budget
 from lib.errors import BadInput
 from lib.hosts import local
 from lib.params import NOTEBOOKS
@@ -100,6 +101,7 @@ def _report(args: argparse.Namespace, name: str, session: Session, runs: Sequenc
         print(f"report: {run.folder / 'index.html'}")
     if session.outputs != str(session.here):
         print(f"outputs: {session.outputs}")
+    say_if_over_budget()
     if failed:
         return 1
     no = any(verdict.status in FAILED for found in results for result in found.values() for verdict in result.verdicts)

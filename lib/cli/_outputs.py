@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
+
+from lib.results import outputs_root
+
+
+def say_if_over_budget() -> None:
+    """One line on standard error where the outputs folder is larger than WORKBOOK_MAX_GIB."""
+    if not os.environ.get("WORKBOOK_MAX_GIB"):
+        return
+    from lib.report.prune import over_budget
+
+    if said := over_budget(outputs_root()):
+        print(f"workbook: {said}", file=sys.stderr)
 
 
 def use_outputs(place: str | None) -> None:

@@ -19,7 +19,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "profile stay. In runs that stay only repeated attempts go that no verdict points to. Exit codes: 0 within the limit, "
         "1 the limit can't be reached or something could not be removed, 2 bad input.",
     )
-    parser.add_argument("--max-gib", type=float, metavar="N", help="size of the outputs folder afterwards")
+    parser.add_argument(
+        "--max-gib",
+        type=float,
+        metavar="N",
+        help="size of the outputs folder afterwards (default: WORKBOOK_MAX_GIB, else no limit)",
+    )
     parser.add_argument(
         "--keep", type=int, default=3, metavar="N", help="newest ended runs of each profile that stay (default 3)"
     )
@@ -37,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.keep < 0:
         raise BadInput("--keep of at least 0", str(args.keep), "give a number of runs")
     root = outputs_root()
-    limit = None if args.max_gib is None else int(args.max_gib * 2**30)
+    limit = prune.budget_bytes() if args.max_gib is None else int(args.max_gib * 2**30)
     plan = prune.plan_prune(root, limit, args.keep)
     problems = prune.carry_out(root, plan) if args.yes else []
     if args.yes and plan.removals:

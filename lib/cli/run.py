@@ -11,6 +11,7 @@ from pathlib import Path
 from lib import runner
 from lib.batch.engine import ENGINES, known_engines
 from lib.cli._input import writing
+from lib.cli._outputs import say_if_over_budget
 from lib.errors import BadInput, WorkbookError
 from lib.hosts import local
 from lib.params import NOTEBOOKS
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.junit:
         _write_junit(Path(args.junit), folder)
     print(f"report: {folder / 'index.html'}")
+    say_if_over_budget()
     return code
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from lib.errors import BadInput
 from lib.records import Record
 from lib.report.site import read_run
 from lib.results import run_folders
@@ -39,6 +40,35 @@ class PrunePlan(Record):
     limit_bytes: int | None
     removals: list[Removal] = []
     kept: dict[str, str] = {}
+
+
+def budget_bytes() -> int | None:
+    """The size that the outputs folder may have, from WORKBOOK_MAX_GIB; None if it is not set.
+
+    Raises:
+        BadInput: it is no size.
+    """
+    text = os.environ.get("WORKBOOK_MAX_GIB", "").strip()
+    if not text:
+        return None
+    try:
+        gib = float(text)
+    except ValueError:
+        gib = -1.0
+    if not 0 <= gib < float("inf"):
+        raise BadInput("WORKBOOK_MAX_GIB is a size in GiB", repr(text), "for example WORKBOOK_MAX_GIB=200")
+    return int(gib * 2**30)
+
+
+def over_budget(root: Path) -> str | None:
+    """One sentence if the runs below a folder take more than WORKBOOK_MAX_GIB allows."""
+    limit = budget_bytes()
+    if limit is None:
+        return None
+    taken = folder_bytes(root)
+    if taken <= limit:
+        return None
+    return f"outputs take {taken / 2**30:.2f} GiB, WORKBOOK_MAX_GIB allows {limit / 2**30:.2f}: `workbook prune` shows what can go"
 
 
 def folder_bytes(folder: Path) -> int:

@@ -69,6 +69,7 @@ def test_what_is_put_is_got(store: Any, tmp_path: Path) -> None:
     [
         ("ftp://host/x", ["s3://", "gs://"]),
         ("s3:///x", ["s3://BUCKET"]),
+        ("s3:/bucket/x", ["s3://BUCKET"]),
         ("s3://user:s3cr3t@bucket/x", ["credentials"]),
         ("s3://bucket/x?key=s3cr3t", ["credentials"]),
     ],

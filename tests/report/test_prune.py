@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lib.cli import main
 from lib.params import ROOT
 from lib.records import Evidence, NotebookState, RunResult
-from lib.report.prune import carry_out, folder_bytes, plan_prune, superfluous
+from lib.report.prune import carry_out, folder_bytes, over_budget, plan_prune, superfluous
 from tests.report import made_run
 
 
@@ -125,3 +126,20 @@ def test_the_committed_examples_are_no_runs(tmp_path: Path, monkeypatch: pytest.
     assert runner.find_run(str(tmp_path / "examples" / "old")) == tmp_path / "examples" / "old"
     run = make(tmp_path, "new", "2026-01-02")
     assert runner.find_run("latest") == run
+
+
+def test_the_budget_of_the_environment_is_said_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """WORKBOOK_MAX_GIB: said when it is passed, the limit of `prune` without --max-gib, refused where it is no size."""
+    for i in range(3):
+        make(tmp_path, f"r{i}", f"2026-01-0{i + 1}")
+    monkeypatch.setenv("WORKBOOK_OUTPUTS", str(tmp_path))
+    assert over_budget(tmp_path) is None
+    monkeypatch.setenv("WORKBOOK_MAX_GIB", "0.00015")  # 161 kB
+    assert "`workbook prune`" in (over_budget(tmp_path) or "")
+    assert main(["prune", "--keep", "1", "--yes"]) == 0
+    assert over_budget(tmp_path) is None and [f.name for f in (tmp_path / "p").iterdir()] == ["r2"]
+    monkeypatch.setenv("WORKBOOK_MAX_GIB", "much")
+    capsys.readouterr()
+    assert main(["prune"]) == 2 and "WORKBOOK_MAX_GIB" in capsys.readouterr().err
