@@ -406,7 +406,7 @@ def identity_of(folder: Path) -> ServerIdentity:
     info_file = folder / "server_info.json"
     info = json.loads(info_file.read_text()) if info_file.exists() else {}
     resolved = {key: value for key, value in info.items() if key not in VOLATILE}
-    environment = {key: value for key, value in record.environment.items() if RELEVANT_ENVIRONMENT.match(key)}
+    environment = dict(record.environment)  # what is relevant, and all that parameters set: a deployment must set it too
     parts = [
         info.get("version") or record.sglang_version,
         resolved or record.argv,

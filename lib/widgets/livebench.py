@@ -17,7 +17,7 @@ from lib.records import Evidence, Measured
 from lib.report.figures import Chart, throughput_latency
 from lib.report.tables import table
 from lib.results import Measurement, NotebookRun, Stamp
-from lib.widgets.panel import Outputs, View, is_live, with_words
+from lib.widgets.panel import Outputs, View, is_live, reachable, with_words
 
 TITLE = "Live benchmark"
 WAITING = "Nothing is being measured yet; this fills as the next cells run."
@@ -66,6 +66,7 @@ class LivePanel:
             self.button.on_click(self.stop)
             words = f"{TITLE}: the stop button needs a running kernel; what was measured stands below."
             display(with_words(ipywidgets.HBox([self.button]), words), raw=True)
+            reachable(self.button)
         self.outputs.show(self.view())
 
     def stop(self, _: Any = None) -> None:
@@ -121,6 +122,7 @@ class LivePanel:
     def _button(self, told: live.Told) -> None:
         if self.button is not None and told.kind in ("begin", "end"):
             self.button.disabled = told.kind == "end"
+            reachable(self.button)
 
     def _rows_of(self, told: live.Told) -> list[dict[str, Any]]:
         """Rows for a record: one, or one for each half of a depth."""

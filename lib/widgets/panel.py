@@ -181,6 +181,19 @@ def with_words(widget: Any, words: str) -> dict[str, Any]:
     return bundle | {"text/html": f'<p class="note">{escaped(words)}</p>', "text/plain": words}
 
 
+def reachable(widget: Any) -> None:
+    """Lets a control be heard while a cell runs; to be called after each change that the program makes to it.
+
+    A front end sends what is pressed to a subshell, which is free while a cell runs. ipykernel from 7.4 on sends it to the
+    shell instead from which the control was last written to: the busy one. Without that note the front end's choice holds.
+
+    Source: ipykernel 7.4.0 `comm/comm.py` (`_reply_subshell_for`), `kernelbase.py` (`shell_channel_thread_main`).
+    """
+    comm = getattr(widget, "comm", None)
+    if comm is not None:
+        vars(comm).pop("_reply_subshell_id", None)
+
+
 def _box(made: Any, control: Control) -> Any:
     common = {
         "description": control.label,

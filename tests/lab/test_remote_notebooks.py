@@ -56,13 +56,14 @@ def model(guest: Host) -> str:
 
 @pytest.fixture
 def traces(guest_pct: Host) -> Iterator[Callable[[], list[str]]]:
-    """What of a run is on the host now: processes, and folders in /tmp that were not there before."""
+    """What of a run is on the host now: processes, and what was not in /tmp before (but torch's compiled kernels, meant to stay)."""
     before = {e.path for e in guest_pct.list_folder("/tmp")}
 
     def found() -> list[str]:
         words = ("sglang.launch_server", "sglang::", "client.pyz", "job.pyz", "wb-client-")
         processes = [line for word in words for line in faults.alive(guest_pct, word)]
-        return [*processes, *sorted({e.path for e in guest_pct.list_folder("/tmp")} - before)]
+        new = sorted({e.path for e in guest_pct.list_folder("/tmp")} - before)
+        return [*processes, *(path for path in new if not path.startswith("/tmp/torchinductor_"))]
 
     yield found
 

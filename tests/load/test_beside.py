@@ -214,7 +214,8 @@ def cli_main():
     d, n = time.perf_counter() - begin, [r["output_len"] for r in rows]
     e = [t + sum(g) for t, g in zip(ttfts, itls)]
     pool = [x for g in itls for x in g]
-    out = {"server_info": {"api_key": "sk-secret-1234"}, "duration": d, "ttfts": ttfts, "itls": itls, "output_lens": n,
+    out = {"server_info": {"api_key": "sk-secret-1234"}, "tag": "run with sk-secret-1234",
+           "duration": d, "ttfts": ttfts, "itls": itls, "output_lens": n,
            "errors": [""] * len(n), "mean_e2e_latency_ms": 1e3 * sum(e) / len(e), "mean_ttft_ms": 1e3 * sum(ttfts) / len(e),
            "mean_itl_ms": 1e3 * sum(pool) / len(pool), "mean_tpot_ms": 1e3 * sum(pool) / len(pool), "output_throughput": sum(n) / d}
     with open(a.output_file, "a") as f:

@@ -292,6 +292,7 @@ def test_measured_all_reduces_are_read_between_their_sizes() -> None:
     assert roofline.all_reduce_s(12288, 1, link) == 0.0
     table = roofline.link_of("SYS", 8)
     assert roofline.measured_link(table, []) == table and roofline.measured_link(table, [{**rows[0], "right": False}]) == table
+    assert roofline.measured_link(table, [rows[0], {**rows[1], "right": False}]) == table  # one wrong sum spoils them all
 
 
 def test_what_is_no_topology_is_refused() -> None:

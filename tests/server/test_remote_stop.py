@@ -12,7 +12,7 @@ import pytest
 from lib.errors import HostUnreachable
 from lib.params import HostParams
 from lib.server import remote
-from lib.server.launch import GpuUse, LaunchRecord
+from lib.server.launch import GpuUse, LaunchRecord, identity_of, save_record
 from lib.server.remote import RemoteServer
 from tests.deploy.test_stopping import SERVER, process, view
 
@@ -68,3 +68,10 @@ def test_a_lost_host_is_asked_once(tmp_path: Path) -> None:
         with pytest.raises(HostUnreachable, match="proven gone from h.*5 s after our last word"):
             made.stop()
     assert len(asked) == 1 and made.record.stop is None
+
+
+def test_what_parameters_set_is_part_of_the_identity_whatever_its_name(tmp_path: Path) -> None:
+    """A deployment compares its environment with the measured one: a variable that the run had set must be in its record."""
+    made = server(tmp_path, [GONE])
+    save_record(tmp_path, made.record.model_copy(update={"environment": {"LD_LIBRARY_PATH": "/opt/x", "SGLANG_A": "1"}}))
+    assert identity_of(tmp_path).environment == {"LD_LIBRARY_PATH": "/opt/x", "SGLANG_A": "1"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,25 @@ class Page:
         self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=60_000)
 
     def run_all(self) -> None:
-        """Run > Run All Cells."""
-        self.page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
-        self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
+        """Run > Run All Cells, until the first cell's prompt shows that it has begun; a question for the kernel is answered."""
+        first = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").first
+        for _ in range(4):
+            self.answer()
+            self.page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
+            self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
+            end = time.monotonic() + 5
+            while time.monotonic() < end:
+                if re.search(r"[*\d]", first.inner_text()):
+                    return
+                self.answer()
+                self.page.wait_for_timeout(200)
+        raise AssertionError("nothing runs")
+
+    def answer(self) -> None:
+        """Says yes to a dialog (which kernel), where there is one."""
+        accept = self.page.locator("dialog.jp-Dialog button.jp-mod-accept")
+        if accept.count():
+            accept.first.click()
 
     def result(self, seconds: float) -> dict[str, Any]:
         """NN.result.json, when it is there."""
@@ -95,11 +112,14 @@ class Page:
 
     def errors(self) -> list[str]:
         """What cells failed with."""
-        shown = self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]')
+        shown = self.page.locator(
+            '[data-mime-type="application/vnd.jupyter.stderr"], [data-mime-type="application/vnd.jupyter.error"]'
+        )
         return [str(text) for text in shown.all_inner_texts() if "Error" in text]
 
     def sight(self) -> str:
         """What the page says last, for a test that waited in vain."""
+        self.page.screenshot(path=str(self.lab.outputs.parent / f"{self.number}.png"))
         return " | ".join(self.page.locator(".jp-OutputArea-output").all_inner_texts()[-6:])[-1500:]
 
     def cell(self, call: str) -> Widget:
@@ -110,7 +130,9 @@ class Page:
         """The notebook as Ctrl+S leaves it, with what the widget showed last."""
         self.page.locator('.lm-MenuBar-itemLabel:text-is("File")').click()
         self.page.locator('.lm-Menu-itemLabel:text-is("Save Notebook")').click()
-        wait_for(lambda: text in self.file.read_text().replace('\\"', '"'), 20, lambda: f"{text!r} is not in the saved file")
+        wait_for(
+            lambda: text in self.file.read_text().replace('\\"', '"'), 20, lambda: f"{text!r} is not in the saved file"
+        )
         return nbformat.read(self.file, 4)
 
 
@@ -164,9 +186,13 @@ def play_01(page: Page, tmp_path: Path) -> None:
     """The planner beside the running server's own figure; dtype and cap move the figure."""
     planner = page.cell("capacity_planner")
     first = planner.sentence()
-    assert re.search(r"The running server A\w+-\w+ holds 65,536 tokens, as planned, with the same settings", first), first
+    assert re.search(r"The running server A\w+-\w+ holds 65,536 tokens, as planned, with the same settings", first), (
+        first
+    )
     assert "65,536 tokens of bfloat16 KV cache fit, 8 requests of 8,192 tokens" in first
-    planner.changes(lambda: planner.control("kv_cache_dtype").select_option("fp8_e4m3"), "float8_e4m3fn.*asked otherwise")
+    planner.changes(
+        lambda: planner.control("kv_cache_dtype").select_option("fp8_e4m3"), "float8_e4m3fn.*asked otherwise"
+    )
     cap = planner.control("max_total_tokens")
     sentence, _ = planner.changes(lambda: (cap.fill("16384"), cap.press("Enter")), "16,384 tokens .* 2 requests")
     slider = planner.cell.locator(".noUi-handle").first
@@ -204,7 +230,11 @@ def play_02(page: Page, tmp_path: Path) -> None:
 def stop_03(page: Page) -> None:
     """Throughput and latency come while the first level runs; stop is pressed."""
     panel = page.cell("live_panel")
-    wait_for(lambda: re.search(r"[1-9]\d* of 400 requests, 1 in flight, [\d.]+ tok/s so far", panel.sentence()), 60, page.sight)
+    wait_for(
+        lambda: re.search(r"[1-9]\d* of 400 requests, 1 in flight, [\d.]+ tok/s so far", panel.sentence()),
+        60,
+        page.sight,
+    )
     assert "in progress (means so far)" in panel.text()
     first = panel.sentence()
     wait_for(lambda: panel.sentence() != first, 10, panel.sentence)
