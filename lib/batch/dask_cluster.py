@@ -206,7 +206,7 @@ def end(client: Client, cluster: Any = None) -> None:
         client.close(timeout=10)
     if cluster is not None:
         with contextlib.suppress(Exception):  # noqa: BLE001  (a host that is gone doesn't hang up)
-            cluster.close(timeout=8)
+            cluster.close(timeout=5)
         cluster.shutdown_on_close = False  # not once more, and for longer, when this process ends
 
 

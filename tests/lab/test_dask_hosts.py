@@ -28,8 +28,8 @@ from tests.batch import s3_server, standin
 from tests.lab import faults
 from tests.lab.lab import Lab
 
-CONFIGURATIONS = 3
-SECONDS = 4.0
+CONFIGURATIONS = 2
+SECONDS = 3.0
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def s3(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[st
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with small notebooks, and a matrix of four configurations on hosts called `pool`."""
+    """A project with small notebooks, and a matrix of three configurations on hosts called `pool`."""
     made = standin.make_project(tmp_path / "project", ("03",))
     row = {"server": {"flags": {}}}
     matrix = {
@@ -122,7 +122,7 @@ def started(
 def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
     lab: Lab, hypervisor: SSHHost, guest: Host, project: Path, s3: str, started: tuple[subprocess.Popen[str], Host]
 ) -> None:
-    """Four notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
+    """Three notebooks on two hosts over SSH; the second host is killed while it runs one: every run is there, once."""
     process, _ = started
     hypervisor.run(["pct", "stop", "102"]).check("the host is gone")
     try:
