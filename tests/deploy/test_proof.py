@@ -29,7 +29,8 @@ UNIT = "[Service]\nType=exec\nExecStart=/usr/bin/true --x\nUser=nobody\n[Install
 def test_the_short_benchmark_fails_only_where_it_is_slower_for_sure(
     tmp_path: Path, value: float, low: float | None, high: float | None, status: str
 ) -> None:
-    """Inside 90 to 110 passes; all below by more than two launches differ (85.5) fails; across, just below, and faster than measured, is unknown and rolls nothing back."""
+    """Inside 90 to 110 passes; all below by more than two launches differ (85.5) fails; across, just below, and faster is
+    unknown and rolls nothing back."""
     claim = _throughput(lambda _: Measured(value=value, unit="tok/s", n=4, low=low, high=high, reason="x"), tmp_path, (90.0, 110.0))
     assert claim.status == status
 
