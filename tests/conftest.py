@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,3 +109,12 @@ def server_pids(run: Path) -> list[int]:
     """Pids of all servers that a run ever launched."""
     found = [json.loads(f.read_text()).get("pid") for f in run.glob("raw/*/servers/*/status.json")]
     return [pid for pid in found if pid]
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """What a command printed, without what ipykernel itself writes when its socket is closed a moment too early."""
+    noise = (
+        r"(?:\[IPKernelApp\]|ERROR:tornado\.general:)[^\n]*\n(?:(?!\[IPKernelApp\]|ERROR:tornado).*\n)*?"
+        r"zmq\.error\.ZMQError: Socket operation on non-socket\n"
+    )
+    return re.sub(noise, "", done.stderr + done.stdout)
