@@ -79,7 +79,7 @@ def read_verdicts(folder: Path) -> dict[str, Verdict]:
 def controls_of(named: dict[str, Verdict]) -> list[Control]:
     """A choice of verdicts, and which piece of the verdict's evidence."""
     most = max((len(v.evidence) for v in named.values()), default=1)
-    options = (ALL, *((f"{v.status.value}: {visible_text(key)}"[:120], key) for key, v in named.items()))
+    options = ((ALL, ALL), *((f"{v.status.value}: {visible_text(key)}"[:120], key) for key, v in named.items()))
     return [
         Control("verdict", "verdict", ALL, "choice", options),
         Control("piece", "piece of evidence", 1, "whole", low=1, high=max(most, 1)),

@@ -133,3 +133,20 @@ def test_the_notebook_s_own_verdicts_come_first_and_later_notebooks_are_not_show
     assert "1 verdicts stand on 1 pieces" in shown[0]["text/plain"]
     options = panel.controls[0].options
     assert [value for _, value in options[1:]] == ["03/own", "01/of-01"]
+
+
+def test_a_verdict_is_chosen_as_a_front_end_chooses_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its place in the list, through the real control: the view is that verdict's, and the first place is the list again."""
+    shown: list[Any] = []
+    monkeypatch.setattr(
+        "IPython.display.display",
+        lambda bundle, **_: shown.append(bundle) or SimpleNamespace(update=lambda b, **_: shown.append(b)),
+    )
+    monkeypatch.setattr(browser, "is_live", lambda *_: True)
+    run: Any = SimpleNamespace(number="03", folder=folder, offline=False, batch=False, earlier=dict)
+    panel = browser.evidence_browser(run, [verdict("own", path="raw/a.log", line=2, quote="two words")])
+    panel._boxes["verdict"].index = 1
+    assert any("Rule: KV cache bytes per token" in str(bundle.get("text/plain")) for bundle in shown)
+    shown.clear()
+    panel._boxes["verdict"].index = 0
+    assert shown and "1 verdicts stand on 1 pieces" in shown[0]["text/plain"] and "Rule: " not in shown[0]["text/plain"]
