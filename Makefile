@@ -34,6 +34,7 @@ lab: ## JupyterLab on the notebooks, reachable from this machine only
 
 test: ## set up, then all tests, also those against real servers, hosts and a browser
 	$(SETUP) all
+	@$(BIN)/uv pip install -q --python $(BIN)/python -r requirements-dask.txt
 	@tests/all.sh $(BIN)/python
 
 check: ## ruff, mypy, generated docs, structure of the notebooks
@@ -49,12 +50,14 @@ setup: ## only set up: both environments and the models (does nothing where they
 models: ## make the models of the embedded profile that are missing
 	$(SETUP) models
 
-lock: ## compile the hashed requirements again, from requirements.in and requirements-server.in
+lock: ## compile the hashed requirements again, from the .in files
 	$(SETUP) notebooks
 	@$(BIN)/uv pip compile -q --generate-hashes --no-header --no-annotate --python-version 3.11 \
 		requirements.in -o requirements.txt
 	@$(BIN)/uv pip compile -q --generate-hashes --no-header --no-annotate --python-version 3.11 --no-deps \
 		requirements-server.in -o requirements-server.txt
+	@$(BIN)/uv pip compile -q --generate-hashes --no-header --no-annotate --python-version 3.11 \
+		requirements-dask.in -o requirements-dask.txt
 
 clean: ## remove both environments and what the set-up keeps (not the models, not outputs/)
 	rm -rf .venv .venv-sglang .setup

@@ -48,6 +48,7 @@ from lib.hosts.local import ProcessId
 from lib.migrations import notebook_result
 from lib.model.checkpoint import read_checkpoint
 from lib.model.facts import Checkpoint
+from lib.outputs import EXAMPLES, REPLAYS, new_run_id, outputs_root, run_folders  # noqa: F401  (they were here; others import them)
 from lib.params import (
     NOTEBOOKS,
     ROOT,
@@ -79,11 +80,6 @@ from lib.server.log import read_log
 from lib.server.log_records import ServerLog
 from lib.server.redact import redact_object
 from lib.server.spec import server_spec
-
-#: Folder below outputs/ with the examples that are committed.
-EXAMPLES = "examples"
-#: Where replays of packed runs go: copies, which are no runs either.
-REPLAYS = "replays"
 
 
 class Stamp(Record):
@@ -648,21 +644,6 @@ def _papermill_output() -> str | None:
             if len(notebooks) >= 2:
                 return str(Path(parent.cwd(), notebooks[1]))
     return None
-
-
-def outputs_root() -> Path:
-    """Where runs go: WORKBOOK_OUTPUTS, else outputs/ of the checkout."""
-    return Path(os.environ.get("WORKBOOK_OUTPUTS") or ROOT / "outputs")
-
-
-def run_folders(root: Path) -> list[Path]:
-    """Folders of runs below an outputs folder, in no order; committed examples and replays of them are none, and not pruned."""
-    return [f.parent for f in root.glob("*/*/result.json") if f.parent.parent.name not in (EXAMPLES, REPLAYS)]
-
-
-def new_run_id() -> str:
-    """A run id that sorts by time, such as `20261129-141503`."""
-    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def owners() -> list[ProcessId]:

@@ -127,3 +127,13 @@ def test_compiled_requirements_are_pinned_hashed_and_complete(source: str, compi
 def test_the_servers_freeze_is_compiled_as_it_stands() -> None:
     """requirements-server.in is a freeze: the compiled file has exactly its pins, nothing resolved."""
     assert pins("requirements-server.in") == pins("requirements-server.txt")
+
+
+def test_the_optional_packages_for_several_hosts_agree_with_the_others() -> None:
+    """requirements-dask.txt: every package that it names is pinned, hashed, and of the version that requirements.txt has."""
+    optional, own = pins("requirements-dask.txt"), pins("requirements.txt")
+    assert named("requirements-dask.in") - {"-c"} <= set(optional), "run 'make lock'"
+    text = (ROOT / "requirements-dask.txt").read_text(encoding="utf-8")
+    assert text.count("--hash=sha256:") >= len(optional) and "://" not in text
+    assert {n: v for n, v in optional.items() if own.get(n, v) != v} == {}
+    assert not named("requirements-dask.in") & set(own), "what every user has is no option"

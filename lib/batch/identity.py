@@ -86,7 +86,12 @@ def _described(on: str) -> str:
 def hardware(described: Mapping[str, Any]) -> dict[str, Any]:
     """The lasting part of a host's description (`lib.hosts.local.describe`)."""
     gpus = [{name: gpu.get(name) for name in OF_A_GPU} for gpu in described.get("gpus") or []]
-    return {**{name: described.get(name) for name in HARDWARE}, "gpus": gpus}
+    lasting = {name: described.get(name) for name in HARDWARE}
+    if isinstance(
+        memory := lasting["memory_bytes"], int
+    ):  # what the kernel leaves differs by some KB between like machines
+        lasting["memory_bytes"] = round(memory / 2**30) * 2**30
+    return {**lasting, "gpus": gpus}
 
 
 def this_host() -> dict[str, Any]:

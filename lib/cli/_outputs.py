@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from lib.results import outputs_root
+from lib.outputs import outputs_root
 
 
 def say_if_over_budget() -> None:

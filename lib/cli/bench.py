@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lib.batch import dask_options
 from lib.errors import BadInput, ServerError, WorkbookError
 from lib.load import client, judge, metrics, search, server_side, stats, workloads
 from lib.load.workloads import Workload
@@ -22,10 +23,15 @@ from lib.server.bounded import get_bounded, refuse_url_with_secret
 from lib.server.control import Control
 from lib.server.redact import redact_text
 
+if TYPE_CHECKING:
+    from lib.batch.dask_load import DaskSenders
+
 DATASETS = ("code", "random-ids", "repeating", "chat", "shared-prefix", "agentic")
 JSON_SCHEMA = 1
 #: Of the numbers, those that an A/B comparison and repeats are summarised by.
 COMPARED = ("output_tokens_per_s", "ttft_s_p50", "chunk_gap_s_p50", "token_latency_s_p50", "e2e_s_mean")
+#: They decide too where load is sent from other machines.
+SENT_FROM = ("scheduler", "cluster", "machines")
 #: Without a terminal, progress is a line this often.
 PROGRESS_LINE_S = 30.0
 #: Options that decide what is measured: a --json file of a run with others is not continued.
@@ -73,6 +79,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     load.add_argument("--repeats", type=int, default=1, help="measure all levels so often, interleaved")
     load.add_argument("--versus", help="a second server: A/B, interleaved, the same prompts, paired differences")
     load.add_argument("--workers", type=int, default=1, help="sending processes")
+    dask_options.add_load_arguments(parser.add_argument_group("load from several machines"))
     what = parser.add_argument_group("what is sent")
     what.add_argument("--input-len", type=int, default=512, help="tokens a prompt, about (default 512)")
     what.add_argument("--output-len", type=int, default=128, help="tokens an answer (default 128)")
@@ -120,13 +127,14 @@ def run(args: argparse.Namespace) -> int:
         if url:
             refuse_url_with_secret(url)
             client.split_url(url)
-    bench = Bench(args)
-    try:
-        bench.measure()
-    except KeyboardInterrupt:
-        bench.stopped = "interrupted"
-        print("interrupted: what was measured is kept", file=sys.stderr)
-    bench.conclude()
+    with dask_options.load_senders(args) as senders:
+        bench = Bench(args, senders)
+        try:
+            bench.measure()
+        except KeyboardInterrupt:
+            bench.stopped = "interrupted"
+            print("interrupted: what was measured is kept", file=sys.stderr)
+        bench.conclude()
     if bench.stopped:
         return 130
     return 1 if bench.bad else 0
@@ -135,8 +143,9 @@ def run(args: argparse.Namespace) -> int:
 class Bench:
     """One call of the command: its levels, what has been measured of them, and its JSON file."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
+    def __init__(self, args: argparse.Namespace, senders: DaskSenders | None = None) -> None:
+        self.args, self.senders = args, senders
+        self.processes = len(senders.machines) if senders else args.workers
         self.levels = _levels(args)
         self.limits = _limits(args)
         if args.search and args.no_calibration:
@@ -214,7 +223,10 @@ class Bench:
             int(max([v for _, v in self.levels] + [args.search or 0, args.find_knee or 0])) if args.concurrency else 64
         )
         print(f"calibrating this client at {streams} streams against the built-in judge ...", flush=True)
-        made = judge.calibrate(max(1, streams), api=self.api, workers=args.workers)
+        if self.senders:
+            made = self.senders.calibrate(max(1, streams), self.api)
+        else:
+            made = judge.calibrate(max(1, streams), api=self.api, workers=args.workers)
         why = "; ".join(made["reasons"])
         print(f"calibration: {made['status']}" + (f" ({why})" if why else "") + _shown(made), flush=True)
         self.calibration = made
@@ -260,7 +272,8 @@ class Bench:
             closed = int(step.value) if step.name == "concurrency" else None
             client.run_level(
                 url, self.api, workload.requests, out=path, model=self.models[step.side], warmup=workload.warmup,
-                seed=args.seed + step.repeat, workload=workload.describe(), workers=args.workers,
+                seed=args.seed + step.repeat, workload=workload.describe(), workers=self.processes,
+                sender=self.senders.sender() if self.senders else None,
                 gap_timeout_s=args.gap_timeout, first_timeout_s=args.first_timeout, arrival=args.arrival,
                 api_key_env=args.api_key_env, calibration=self.calibration, ca_file=args.ca_file,
                 continuous_usage=args.token_counts, max_seconds=args.max_seconds, ramp_s=args.ramp,
@@ -455,7 +468,8 @@ def _free(path: Path) -> Path:
 
 
 def _settings(args: argparse.Namespace) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k in DECIDING}
+    decide = [*DECIDING, *(name for name in SENT_FROM if getattr(args, name, None))]
+    return {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k in decide}
 
 
 def _digest(args: argparse.Namespace) -> str:
@@ -688,6 +702,11 @@ def _notes(level: metrics.Level, summary: dict[str, Measured], failed: dict[str,
         first = next((r["detail"] for r in level.requests if r["failure"] and r["detail"]), None)
         if first:
             notes.append(f"first: {first[:160]}")
+    if clocks := level.header["client"].get("clocks"):
+        bound, most = 1e3 * clocks["skew_bound_s"], 1e3 * clocks["max_skew_s"]
+        notes.append(
+            f"from {len(clocks['machines'])} machines whose clocks are told within {bound:.3f} ms of each other (limit {most:g} ms)"
+        )
     unsent = level.header["planned"] - level.header["sent"]
     if unsent:
         after = level.header.get("unsent_after_failed_turn") or 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from lib.cli._input import writing
 from lib.cli._outputs import use_outputs
 from lib.errors import BadInput
-from lib.results import outputs_root
+from lib.outputs import outputs_root
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,8 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Shows the history."""
-    from lib.report import history  # the report's packages take a second to import: only where they are used
-    from lib.report.history_page import results_table, runs_table, write_history
+    from lib.report import history  # every command imports this module; what this one needs is imported here
 
     if args.limit < 1:
         raise BadInput("--limit of at least 1", str(args.limit), "give a number of runs")
@@ -48,11 +47,15 @@ def run(args: argparse.Namespace) -> int:
             )
         series = history.result_series(connection, [r["path"] for r in reversed(runs)])
     if args.html:
+        from lib.report.history_page import write_history  # the pages' packages take a second to import
+
         with writing("--html", args.html) as page:
             write_history(page, runs, series, f"History of {profile or 'all profiles'}")
     if args.json:
         print(history.as_json(runs, series))
         return 0
+    from lib.report.history_tables import results_table, runs_table
+
     print(f"{runs_table(runs)!r}\n\n{results_table(series, runs)!r}")
     if args.html:
         print(f"page: {args.html}")

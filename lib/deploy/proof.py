@@ -284,8 +284,16 @@ def _key_needed(url: str) -> Claim:
     return _claim("key-needed", words, False, "401 or 403", "it answers /server_info to anybody", None)
 
 
+#: Two launches of one configuration differ by up to so much in throughput, which an interval taken within one doesn't hold: 1.0% was
+#: seen of the tests' stand-in, whose tokens come at a fixed pace, through a tunnel.
+LAUNCH_FRAC = 0.05
+
+
 def _throughput(bench: Bench, folder: Path, interval: tuple[float, float]) -> Claim:
-    """Fails where all of the new interval is slower than all of the measured one; faster is unknown, not a failure."""
+    """Fails where all of the new interval is slower than all of the measured one by more than two launches may differ.
+
+    Faster, and slower by less than LAUNCH_FRAC, is unknown, not a failure: both intervals are of one launch each.
+    """
     words = "a short benchmark is within the interval that notebook 03 measured"
     want = f"{interval[0]:.4g} to {interval[1]:.4g} tok/s"
     try:
@@ -297,7 +305,7 @@ def _throughput(bench: Bench, folder: Path, interval: tuple[float, float]) -> Cl
     low, high = (made.value if x is None else x for x in (made.low, made.high))
     found = f"{made.value:.4g} tok/s ({low:.4g} to {high:.4g}, n={made.n})"
     inside = interval[0] <= made.value <= interval[1]
-    status = True if inside else False if high < interval[0] else None
+    status = True if inside else False if high < interval[0] * (1 - LAUNCH_FRAC) else None
     return _claim("throughput", words, status, want, found, "bench/level.jsonl")
 
 

@@ -798,13 +798,14 @@ async def _main(job: dict[str, Any], warmup: list[Exchange], measured: list[Exch
 
     def progress() -> None:
         _say({"done": run.finished, "in_flight": len(run.active), "of": run.planned} | tally.now())
-        loop.call_later(job["progress_s"], progress)
+        ticks[:] = [loop.call_later(job["progress_s"], progress)]
 
-    loop.call_later(job["progress_s"], progress)
+    ticks = [loop.call_later(job["progress_s"], progress)]
     cpu = time.process_time()
     usage = resource.getrusage(resource.RUSAGE_SELF)
     await run.go()
     cpu_window = time.process_time() - cpu
+    ticks[0].cancel()  # it would run once more when the loop ends, over exchanges that have been written and let go
     _say({"over": True})
     after = resource.getrusage(resource.RUSAGE_SELF)
     wall = max(run.end_ns - run.start_ns, 1) / 1e9

@@ -15,18 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from lib.errors import UnreadableFile, WorkbookError
+from lib.outputs import EXAMPLES, REPLAYS
 from lib.records import Measured, Status
-from lib.report.site import read_run
-from lib.results import EXAMPLES, REPLAYS
 
 INDEX = ".index.sqlite"
-VERSION = 1
+VERSION = 2
+#: States of a run that has ended: its files are not looked at again, except by a rescan.
+ENDED = ("done", "failed")
+KEPT_EVERY = 500
 _SCHEMA = """
 CREATE TABLE runs (
     path TEXT PRIMARY KEY, profile TEXT NOT NULL, run_id TEXT NOT NULL, started TEXT, ended TEXT, state TEXT, seconds REAL,
     commit_id TEXT, dirty INTEGER, sglang TEXT, model TEXT, gpus TEXT, stamp TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE INDEX runs_by_profile ON runs (profile, started);
+CREATE INDEX runs_by_start ON runs (started, path);
 CREATE TABLE results (
     path TEXT NOT NULL REFERENCES runs (path) ON DELETE CASCADE, notebook TEXT NOT NULL, id TEXT NOT NULL, claim TEXT,
     status TEXT NOT NULL, value REAL, low REAL, high REAL, unit TEXT, n INTEGER, reason TEXT,
@@ -84,70 +87,35 @@ def _connected(file: Path) -> sqlite3.Connection:
     raise sqlite3.DatabaseError("the index can't be made")
 
 
-def _stamp(folder: Path) -> str:
-    """Sizes and times of a run's result files: another stamp means that they changed."""
-    parts = []
-    for file in sorted(folder.glob("*result.json")):
-        with contextlib.suppress(OSError):
-            found = file.stat()
-            parts.append(f"{file.name}:{found.st_size}:{found.st_mtime_ns}")
-    return ",".join(parts)
-
-
 def index_run(connection: sqlite3.Connection, root: Path, folder: Path) -> None:
     """Put one run into the index, in place of what it said of it before."""
-    run, _, notebooks = read_run(folder)
+    from lib.report.index_rows import index_rows  # only where runs are read: opening the index imports little
+
     path = str(folder.relative_to(root))
-    results = [one.result for one in notebooks if one.result]
-    first = results[0].provenance if results else None
-    servers = [s for r in results for s in r.servers]
-    gpus = ", ".join(str(g.get("name")) for g in (first.host.get("gpus") or [])) if first else None
+    run, results = index_rows(folder, path)
     connection.execute("DELETE FROM results WHERE path = ?", (path,))
-    connection.execute(
-        "INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            path, folder.parent.name, folder.name, run.started if run else None, run.ended if run else None,
-            run.state if run else "no index", run.seconds if run else None, first.commit if first else None,
-            None if first is None or first.dirty is None else int(first.dirty),
-            ", ".join(sorted({s.sglang_version for s in servers if s.sglang_version})) or None,
-            ", ".join(sorted({str(s.served_model_name) for s in servers if s.served_model_name})) or None, gpus, _stamp(folder),
-        ),
-    )  # fmt: skip
-    rows = []
-    for one in notebooks:
-        for verdict in one.result.verdicts if one.result else []:
-            m = verdict.measured or Measured(value=None, reason="no number")
-            value = m.value if isinstance(m.value, (int, float)) and not isinstance(m.value, bool) else None
-            rows.append(
-                (
-                    path,
-                    one.number,
-                    verdict.id,
-                    verdict.claim,
-                    verdict.status.value,
-                    value,
-                    m.low,
-                    m.high,
-                    m.unit,
-                    m.n,
-                    verdict.reason,
-                )
-            )
-    connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    connection.execute(f"INSERT OR REPLACE INTO runs VALUES ({_marks(run)})", run)  # noqa: S608  (question marks)
+    connection.executemany(
+        "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        results,
+    )
+
+
+def _marks(row: Sequence[Any]) -> str:
+    return ", ".join("?" * len(row))
 
 
 def refresh(connection: sqlite3.Connection, root: Path, profile: str | None = None, rescan: bool = False) -> int:
     """Take in runs that the index lacks, and runs that had not ended when it saw them; returns how many it read.
+
+    What was read is kept every `KEPT_EVERY` runs, so an interrupted first look goes on where it stopped.
 
     Args:
         profile: only this one.
         rescan: also look whether any known run's files changed, and forget runs whose folder is gone.
     """
     read = 0
-    known = dict(connection.execute("SELECT path, stamp FROM runs").fetchall())
-    open_states = {
-        row[0] for row in connection.execute("SELECT path FROM runs WHERE state NOT IN ('done', 'failed')").fetchall()
-    }
+    known = _known(connection, profile)
     seen: set[str] = set()
     for folder in _profiles(root, profile):
         with os.scandir(folder) as entries:
@@ -155,18 +123,31 @@ def refresh(connection: sqlite3.Connection, root: Path, profile: str | None = No
         for name in names:
             path = f"{folder.name}/{name}"
             seen.add(path)
-            if path in known and path not in open_states and not rescan:
+            if known.get(path) in ENDED and not rescan:
                 continue
             run = folder / name
-            if path in known and known[path] == _stamp(run):
+            if path in known and _same_files(connection, path, run):
                 continue
             if (run / "result.json").exists():
                 index_run(connection, root, run)
                 read += 1
+                if read % KEPT_EVERY == 0:
+                    connection.commit()
     if rescan:
-        gone = [p for p in known if p not in seen and (profile is None or p.startswith(f"{profile}/"))]
-        connection.executemany("DELETE FROM runs WHERE path = ?", [(p,) for p in gone])
+        connection.executemany("DELETE FROM runs WHERE path = ?", [(path,) for path in known if path not in seen])
     return read
+
+
+def _known(connection: sqlite3.Connection, profile: str | None) -> dict[str, str]:
+    """The state of each run that the index has, by path."""
+    where, arguments = ("WHERE profile = ?", [profile]) if profile else ("", [])
+    return dict(connection.execute(f"SELECT path, state FROM runs {where}", arguments))  # noqa: S608  (no user's value)
+
+
+def _same_files(connection: sqlite3.Connection, path: str, folder: Path) -> bool:
+    from lib.report.index_rows import stamp_of
+
+    return connection.execute("SELECT stamp FROM runs WHERE path = ?", (path,)).fetchone()[0] == stamp_of(folder)
 
 
 def _profiles(root: Path, profile: str | None) -> list[Path]:

@@ -16,26 +16,26 @@ SECRET = "kept-out-of-every-file-4242"
 
 
 @contextmanager
-def s3_server(log: Path) -> Iterator[str]:
-    """The URL of a running server."""
+def s3_server(log: Path, address: str = "127.0.0.1") -> Iterator[str]:
+    """The URL of a running server, on loopback or on this machine's end of the lab's network."""
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [sys.executable, "-c", "from moto.server import main; main(['-H', '127.0.0.1', '-p', '0'])"],
+            [sys.executable, "-c", f"from moto.server import main; main(['-H', '{address}', '-p', '0'])"],
             stdout=out, stderr=out,
         )  # fmt: skip
         try:
-            yield _address(server, log)
+            yield _address(server, log, address)
         finally:
             server.kill()
             server.wait()
 
 
-def _address(server: subprocess.Popen[bytes], log: Path) -> str:
+def _address(server: subprocess.Popen[bytes], log: Path, address: str) -> str:
     end = time.monotonic() + 30
     while time.monotonic() < end and server.poll() is None:
         text = log.read_text(errors="replace")
-        if "http://127.0.0.1:" in text:
-            return "http://127.0.0.1:" + text.split("http://127.0.0.1:")[1].split()[0].strip("\x1b[0m")
+        if f"http://{address}:" in text:
+            return f"http://{address}:" + text.split(f"http://{address}:")[1].split()[0].strip("\x1b[0m")
         time.sleep(0.05)
     raise AssertionError(f"moto did not start: {log.read_text(errors='replace')[-500:]}")
 

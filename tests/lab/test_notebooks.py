@@ -33,6 +33,12 @@ def there(guest: Host) -> Iterator[Host]:
         "a model"
     )
     yield guest
+
+
+@pytest.fixture(autouse=True)
+def clean(guest: Host) -> Iterator[None]:
+    """No service after each test."""
+    yield
     faults.sweep(guest, SERVICE, STATE_FOLDER)
 
 

@@ -130,6 +130,7 @@ class Run:
     def __init__(self, folder: Path, stamp: Any = None, **more: Any) -> None:
         self.params = AuditParams.model_validate({"profile": "embedded", "numerics": {"checkpoint": False, "keys": [64]}})
         self.attached, self.offline, self.folder, self.skipped = False, True, folder, list[str]()
+        self.there: dict[str, Any] = {}
         server = SimpleNamespace(model="m", python="no/such/python")
         self.profile = SimpleNamespace(host=SimpleNamespace(kind="local"), server=server)
         self.stamp = stamp
@@ -152,13 +153,12 @@ class Run:
     [
         ({"params": AuditParams.model_validate({"profile": "embedded"})}, "numerics: null", 0),
         ({"attached": True}, "attached", 0),
-        ({"profile": SimpleNamespace(host=SimpleNamespace(kind="ssh"))}, "another host", 0),
         ({}, "not in this run", 0),
         ({"stamp": "failed"}, "it failed", 2),
     ],
 )
 def test_numerics_that_were_not_computed_say_why(tmp_path: Path, more: dict[str, Any], words: str, verdicts: int) -> None:
-    """Not asked, attached, on another host, a run of before, failed: the reason is shown; failed is inconclusive, never a pass."""
+    """Not asked, attached, a run of before, failed: the reason is shown; failed is inconclusive, never a pass."""
     run: Any = Run(tmp_path, **more)
     found = numerics.measure_numerics(run, None)  # type: ignore[arg-type]
     assert words in (found.reason or "") and words in run.skipped[0]

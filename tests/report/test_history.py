@@ -16,7 +16,8 @@ import pytest
 from lib.params import ROOT
 from lib.records import Status
 from lib.report import history
-from lib.report.history_page import history_html, results_table
+from lib.report.history_page import history_html
+from lib.report.history_tables import results_table
 from tests.report import made_run
 
 
@@ -148,3 +149,61 @@ def test_an_index_of_100000_results_opens_quickly(tmp_path: Path) -> None:
     print(f"100,000 runs: {time.perf_counter() - began:.3f} s")
     assert len(runs) == 30 and runs[0]["run"] == "099007" and len(series["03", "tok"]) == 30
     assert "SEARCH" in str(plan) and "SCAN" not in str(plan)
+
+
+def test_the_index_says_what_the_runs_own_files_say(outputs: Path) -> None:
+    """Every verdict of every valid result, and no other; a result of another run and a broken one have no rows."""
+    from lib.report.site import read_run
+
+    run, _, notebooks = read_run(outputs / "one/r1")
+    expected = {(n.number, v.id, v.status.value) for n in notebooks if n.result for v in n.result.verdicts}
+    assert run and len(expected) > 5
+    (outputs / "one/r2/03.result.json").write_text("{")
+    other = json.loads((outputs / "two/r1/03.result.json").read_text())
+    (outputs / "two/r1/03.result.json").write_text(json.dumps({**other, "run_id": "another"}))
+    with history.opened(outputs) as connection:
+        history.refresh(connection, outputs)
+        found = connection.execute("SELECT path, notebook, id, status FROM results").fetchall()
+    by_path = {path: {row[1:] for row in found if row[0] == path} for path in ("one/r1", "one/r2", "two/r1")}
+    assert by_path["one/r1"] == expected
+    assert by_path["one/r2"] == by_path["two/r1"] == {row for row in expected if row[0] != "03"}
+
+
+def test_a_secret_in_a_result_is_not_in_the_index(outputs: Path) -> None:
+    """Words are freed of secrets again on their way in, whatever file they come from."""
+    file = outputs / "one/r1/03.result.json"
+    data = json.loads(file.read_text())
+    data["verdicts"][0]["reason"] = "asked with api_key='sk-0123456789abcdef0123'"
+    file.write_text(json.dumps(data))
+    rows(outputs)
+    assert b"sk-0123456789abcdef" not in (outputs / history.INDEX).read_bytes()
+
+
+def test_an_interrupted_first_look_goes_on(outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read is kept from time to time; the next look reads the rest."""
+    monkeypatch.setattr(history, "KEPT_EVERY", 1)
+    real, seen = history.index_run, []
+
+    def twice(connection: sqlite3.Connection, root: Path, folder: Path) -> None:
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        seen.append(folder)
+        real(connection, root, folder)
+
+    monkeypatch.setattr(history, "index_run", twice)
+    with pytest.raises(KeyboardInterrupt), history.opened(outputs) as connection:
+        history.refresh(connection, outputs)
+    monkeypatch.setattr(history, "index_run", real)
+    with history.opened(outputs) as connection:
+        assert history.refresh(connection, outputs) == 1
+
+
+def test_opening_the_history_imports_no_page(tmp_path: Path) -> None:
+    """The packages of pages, figures and notebooks take seconds to import; the two tables need none of them."""
+    code = (
+        "import sys; from lib.cli import main; main(['history']); "
+        "print([m for m in ('matplotlib', 'nbconvert', 'pandas', 'requests', 'lib.results') if m in sys.modules])"
+    )
+    environment = {**os.environ, "WORKBOOK_OUTPUTS": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr

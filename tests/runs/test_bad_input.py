@@ -20,7 +20,7 @@ import pytest
 from lib.hosts import local
 from lib.runner import only_run as only_run_lock
 from lib.server import launch as launching
-from tests.conftest import ROOT, WORKBOOK, only_run, server_pids, states
+from tests.conftest import ROOT, WORKBOOK, only_run, said, server_pids, states
 
 
 def wait_for(condition: Callable[[], Any], seconds: float) -> Any:
@@ -30,14 +30,6 @@ def wait_for(condition: Callable[[], Any], seconds: float) -> Any:
             return value
         time.sleep(0.2)
     raise AssertionError(f"not within {seconds} s")
-
-
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    """What the command printed, without what ipykernel itself writes when its socket is closed a moment too early."""
-    noise = (
-        r"\[IPKernelApp\][^\n]*\n(?:(?!\[IPKernelApp\]).*\n)*?zmq\.error\.ZMQError: Socket operation on non-socket\n"
-    )
-    return re.sub(noise, "", done.stderr + done.stdout)
 
 
 def one_message(done: subprocess.CompletedProcess[str], *words: str) -> None:

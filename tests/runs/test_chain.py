@@ -33,7 +33,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory, tiny_spec: Any) -> Path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=840,
+        timeout=1800,
         env={**os.environ, "WORKBOOK_OUTPUTS": str(outputs), "HF_TOKEN": SECRET, "SGLANG_TEST_API_KEY": SECRET},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

@@ -18,6 +18,7 @@ class Control:
     """A server's control plane that counts what is in flight; an answer takes 20 ms."""
 
     def __init__(self, *_: Any) -> None:
+        self.base_url = "http://127.0.0.1:1"
         self.session = type("S", (), {"headers": {}, "close": lambda self: None})()
         self.secrets: list[str] = []
 
