@@ -94,9 +94,15 @@ def _results_of(folder: Path, run: RunResult | None) -> list[NotebookResult]:
     for number in NOTEBOOKS:
         with contextlib.suppress(*_UNREADABLE):
             result = notebook_result((folder / f"{number}.result.json").read_text(encoding="utf-8"))
-            if result.notebook == number and (run is None or result.run_id == run.run_id):
+            if result.notebook == number and (run is None or result.run_id == _origin(run, number)):
                 found.append(result)
     return found
+
+
+def _origin(run: RunResult, number: str) -> str:
+    """The run whose id a notebook's result bears: this one, or the one that it was taken over from."""
+    taken = next((state.taken_from for state in run.notebooks if state.notebook == number), None)
+    return taken.rpartition("/")[2] if taken else run.run_id
 
 
 def _verdict_row(path: str, notebook: str, verdict: Verdict) -> tuple[Any, ...]:

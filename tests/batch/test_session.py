@@ -286,7 +286,7 @@ def test_history_and_pages_take_a_run_with_taken_over_notebooks(tmp_path: Path) 
     with history.opened(outputs) as connection:
         rows = history.run_rows(connection, "m.model.here.small", 10)
         series = history.result_series(connection, [row["path"] for row in rows])
-    assert len(rows) == 2 and {len(points) for points in series.values()} == {2}
+    assert len(rows) == 2 and {len(points) for points in series.values()} == {2}, [(k, p) for k, p in series.items() if len(p) != 2]
     _, problem, notebooks = read_run(outputs / "m.model.here.small" / made.plans[0].run_id)
     assert problem is None and [n.problems for n in notebooks if n.result] == [[], [], []]
 
