@@ -87,11 +87,17 @@ def test_the_benchmark_runs_there_and_what_it_measured_must_be_shown_there(
         rebuilt = workbook("rebuild", str(run))
         assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
     done = workbook("deploy", "--profile", str(folder), "--run", str(run), "--json")
-    claims = {c["id"]: c for c in json.loads(done.stdout)["proof"]["claims"]}
-    claim = claims["throughput"]
-    # On a machine that others load the second benchmark may rightly lie outside the first one's interval: that alone.
-    assert [c for c, one in claims.items() if one["status"] == "fail"] == ([] if done.returncode == 0 else ["throughput"]), claims
-    assert claim["status"] in ("pass", "unknown", "fail") and "tok/s" in claim["found"], claim
+    # On a machine that others load, the level may have been refused, and the second one may rightly lie outside its interval.
+    report = json.loads(done.stdout)
+    level = next(v for v in result["verdicts"] if v["id"] == "level-C1")
+    claim = {c["id"]: c for c in (report["proof"] or {"claims": []})["claims"]}.get("throughput")
+    if done.returncode != 0:
+        assert "throughput: expected" in done.stdout and report["outcome"] == "rolled_back", done.stdout[-3000:]
+    elif claim is None:
+        assert level["status"] in ("invalid", "inconclusive"), level
+        return
+    else:
+        assert claim["status"] in ("pass", "unknown") and "tok/s" in claim["found"], claim
     sent = next((tmp_path / "outputs" / "deployments").rglob("level.jsonl"))
     header = json.loads(sent.read_text().splitlines()[0])
     assert header["client"].get("hostname") == ("ct101" if client == "host" else None)
