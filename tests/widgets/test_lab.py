@@ -78,16 +78,16 @@ class Page:
         self.lab, self.number = lab, number
         self.file = lab.folder / f"{NOTEBOOKS[number]}.ipynb"
         self.page = chromium.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)
         self.page.goto(f"{lab.url}/lab/workspaces/w{number}/tree/{self.file.name}?token={lab.token}")
-        self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=60_000)
-        self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=60_000)
+        self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=150_000)
+        self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=150_000)
 
     def run_all(self) -> None:
         """Run > Run All Cells, until the first cell's prompt shows that it has begun; a question for the kernel is answered."""
         first = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").first
         dialog = self.page.locator("dialog.jp-Dialog")
-        for _ in range(3):
+        for _ in range(6):
             self.page.wait_for_timeout(1000)
             if dialog.count():
                 dialog.locator("button.jp-mod-accept").first.click()
@@ -96,7 +96,7 @@ class Page:
                 self.page.wait_for_timeout(1000)
             self.page.locator('.lm-MenuBar-itemLabel:text-is("Run")').click()
             self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
-            end = time.monotonic() + 6
+            end = time.monotonic() + 12
             while time.monotonic() < end and not dialog.count():
                 if re.search(r"[*\d]", first.inner_text()):
                     return
@@ -238,7 +238,7 @@ def play_02(page: Page, tmp_path: Path) -> None:
 def stop_03(page: Page) -> None:
     """Throughput and latency come while the first level runs; stop is pressed."""
     panel = page.cell("live_panel")
-    panel.cell.locator("p.reading").wait_for(timeout=60_000)
+    panel.cell.locator("p.reading").wait_for(timeout=150_000)
     wait_for(
         lambda: re.search(r"[1-9]\d* of 400 requests, 1 in flight, [\d.]+ tok/s so far", panel.sentence()),
         60,
