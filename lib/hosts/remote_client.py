@@ -113,6 +113,8 @@ try:
     print(json.dumps({"folder": place, "temporary": tempfile.gettempdir(), "user": user}), flush=True)
     sys.stdin.read()
 finally:
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # one that comes now would leave half of it
+        signal.signal(number, signal.SIG_IGN)
     if place:
         shutil.rmtree(place, ignore_errors=True)
 """

@@ -215,7 +215,8 @@ def test_the_network_cut_in_the_middle_of_the_audit(
     assert len(launches) == 2
 
 
-@pytest.mark.parametrize(("how", "way"), [(signal.SIGINT, "ssh"), pytest.param(signal.SIGKILL, "lxc", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "way"), [(signal.SIGINT, "ssh"), (signal.SIGKILL, "lxc")])
 def test_an_audit_that_is_ended_here_leaves_nothing_there(
     how: signal.Signals, way: str, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
 ) -> None:
