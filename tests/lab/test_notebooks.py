@@ -64,7 +64,7 @@ def test_the_benchmark_runs_there_and_what_it_measured_must_be_shown_there(
     the same level again to the deployed server, from where it was sent then, and holds it against its interval."""
     server = {
         "model": "/srv/model", "python": "/usr/bin/python3", "sglang_version": "0.5.15.post1", "stop_timeout_s": 5,
-        "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "1", "STAND_IN_POLL_S": "0.3"},
+        "environment": {"PYTHONPATH": HOME, "STAND_IN_LOAD_S": "1", "STAND_IN_POLL_S": "0.3", "STAND_IN_TOKEN_S": "0.05"},
     }  # fmt: skip
     folder = profile(tmp_path / "profile", lab, {"address": "guest-101", "load_client": client}, server)
     deployed = {"profile": str(folder), "service": SERVICE, "user": "nobody", "working_directory": "/srv", "port": 31400}
@@ -87,17 +87,9 @@ def test_the_benchmark_runs_there_and_what_it_measured_must_be_shown_there(
         rebuilt = workbook("rebuild", str(run))
         assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
     done = workbook("deploy", "--profile", str(folder), "--run", str(run), "--json")
-    # On a machine that others load, the level may have been refused, and the second one may rightly lie outside its interval.
-    report = json.loads(done.stdout)
-    level = next(v for v in result["verdicts"] if v["id"] == "level-C1")
-    claim = {c["id"]: c for c in (report["proof"] or {"claims": []})["claims"]}.get("throughput")
-    if done.returncode != 0:
-        assert "throughput: expected" in done.stdout and report["outcome"] == "rolled_back", done.stdout[-3000:]
-    elif claim is None:
-        assert level["status"] in ("invalid", "inconclusive"), level
-        return
-    else:
-        assert claim["status"] in ("pass", "unknown") and "tok/s" in claim["found"], claim
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    claim = {c["id"]: c for c in json.loads(done.stdout)["proof"]["claims"]}["throughput"]
+    assert claim["status"] in ("pass", "unknown") and "tok/s" in claim["found"], claim
     sent = next((tmp_path / "outputs" / "deployments").rglob("level.jsonl"))
     header = json.loads(sent.read_text().splitlines()[0])
     assert header["client"].get("hostname") == ("ct101" if client == "host" else None)

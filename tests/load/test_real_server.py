@@ -64,12 +64,12 @@ def test_the_command_against_a_real_server(url: str, tmp_path: Path, capsys: pyt
     assert beside["output tokens"]["difference"]["value"] == 0
     assert main([*how, "--rate", "5", "--num-requests", "8", "--stop-at-eos", "--overwrite"]) == 0
     trace = tmp_path / "t.jsonl"
-    rows = [{"timestamp": 1000 * i, "input_length": 600, "output_length": 4, "hash_ids": [1, 2 + i]} for i in range(4)]
+    rows = [{"timestamp": 3000 * i, "input_length": 600, "output_length": 4, "hash_ids": [1, 2 + i]} for i in range(4)]
     trace.write_text("\n".join(map(json.dumps, rows)))
     vocab = ["--vocab-size", "200"]
     assert main([*how, "--trace", str(trace), *vocab, "--api", "generate", "--flush-cache", "--overwrite"]) == 0
     replayed = json.loads(out.read_text())["levels"][0]["metrics"]
-    assert replayed["requests_ok"]["value"] == 4 and replayed["cached_tokens"]["value"] >= 500  # each that came after an answer
+    assert replayed["requests_ok"]["value"] == 4 and replayed["cached_tokens"]["value"] >= 3 * 500
     assert "server: TTFT, mean" in capsys.readouterr().out
 
 
@@ -79,18 +79,19 @@ def test_the_real_bench_serving_beside_this_client(
     """SGLang's own, unmodified: the same requests and tokens, figures of one definition, none below the server's own time."""
     ok = {"status": "ok", "reasons": [], "streams": 4096, "chunks_per_s": 1e9, "workers": 1}
     monkeypatch.setattr(benchmark, "calibrate", lambda streams, api: ok)
-    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "bench_serving_repeats": 1, "depths": [], "output_len": 16}
+    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "bench_serving_repeats": 2, "depths": [], "output_len": 16}
     run = open_run(tmp_path, **params)
     asked = SimpleNamespace(api_key_env=None, flags={}, environment={}, python=".venv-sglang/bin/python")
     handle: Any = SimpleNamespace(
         params=asked, key="key", tp_size=1, attached=False, name="server", get=lambda: tiny_server, launches=list
     )
     pairs = beside.measure_beside(run, handle, EMPTY)
-    ((p,),) = beside_rows.pairs_of(pairs).values()
-    assert (p.problem, p.sent_differently, p.server_silent) == (None, None, None)
-    assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
-    assert [d.figure for d in p.differences] == list(definitions.FIGURES)
-    assert not any(d.impossible for d in p.differences), p.differences
-    # eight requests on a machine that others load: a definition that is off by its kind (tokens for events, a sum for a mean)
-    # is off by more than this, everything else is in the notebook's own verdict
-    assert all(abs(d.left_frac or 0) < 1.0 for d in p.differences), p.differences
+    (both,) = beside_rows.pairs_of(pairs).values()
+    for p in both:
+        assert (p.problem, p.sent_differently, p.server_silent) == (None, None, None)
+        assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
+        assert [d.figure for d in p.differences] == list(definitions.FIGURES)
+        assert not any(d.impossible for d in p.differences), p.differences
+    # What others do to this machine differs from pair to pair, a wrong definition does not.
+    left = [min(abs(d.left_frac or 0) for d in same) for same in zip(*(p.differences for p in both), strict=True)]
+    assert all(x < 0.25 for x in left), (left, [p.differences for p in both])
