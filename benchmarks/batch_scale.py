@@ -20,6 +20,7 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -57,7 +58,7 @@ def measure_scheduler(noops: int, processes: bool) -> float:
         n_workers=2, threads_per_worker=1, processes=processes, dashboard_address=None, resources=resources, memory_limit=0
     ) as cluster, Client(cluster) as client:  # fmt: skip
 
-        def submit(number: int):  # type: ignore[no-untyped-def]
+        def submit(number: int) -> Any:
             return client.submit(len, text, key=f"t{number}", resources={"host-a": 1}, pure=False)
 
         client.gather([submit(-n) for n in range(1, 50)])
@@ -147,8 +148,9 @@ def main() -> None:
         }  # fmt: skip
         made, each = measure_queue(asked.hosts, asked.runs)
         out["queue"] = {"made_s": round(made, 2), "task_us": round(each, 1)}
-    out["runs"] = {folder.name: bytes_of(folder) for folder in asked.measured}
-    sizes = [size for size, _ in out["runs"].values()] or [RUN_BYTES]  # type: ignore[attr-defined]
+    runs = {folder.name: bytes_of(folder) for folder in asked.measured}
+    out["runs"] = runs
+    sizes = [size for size, _ in runs.values()] or [RUN_BYTES]
     out["storage_gb"] = {"least": round(min(sizes) * asked.runs / 1e9), "most": round(max(sizes) * asked.runs / 1e9)}
     out["simulated"] = {k: round(v, 4) for k, v in simulate(asked.hosts, asked.runs, rate).items()}
     for slower in (10.0, 2.0, 1.0):

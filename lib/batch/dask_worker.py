@@ -173,9 +173,10 @@ def _in_process(task: Task, outputs: str, attempt: str, devices: Sequence[int], 
     )  # fmt: skip
     try:
         asked = {"task": task.model_dump(mode="json"), "outputs": outputs, "attempt": attempt}
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(asked).encode() + b"\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
+        if process.stdin:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(asked).encode() + b"\n")
+                process.stdin.flush()
         said, errors = _listen(process, tell, wanted)
     finally:
         _end(process)
@@ -196,8 +197,8 @@ def _listen(process: subprocess.Popen[bytes], tell: Any, wanted: Any) -> tuple[d
     errors, rest = b"", b""
     ended = False
     with selectors.DefaultSelector() as selector:
-        for stream in (process.stdout, process.stderr):
-            selector.register(stream, selectors.EVENT_READ)  # type: ignore[arg-type]
+        for stream in filter(None, (process.stdout, process.stderr)):
+            selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
             if not ended and not wanted():
                 ended = True
@@ -239,6 +240,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if process.poll() is None:
             process.kill()
     process.wait()
-    for stream in (process.stdin, process.stdout, process.stderr):
+    for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
         with contextlib.suppress(OSError):
-            stream.close()  # type: ignore[union-attr]
+            stream.close()

@@ -140,10 +140,10 @@ class _Machine:
         """Does what the other end says; False when it wants the records."""
         if order == "CLOCK":
             self.connection.sendall(b"C %d\n" % time.monotonic_ns())
-        elif order.startswith("GO "):
+        elif order.startswith("GO ") and client.stdin:
             with contextlib.suppress(OSError):
-                client.stdin.write(order.encode() + b"\n")  # type: ignore[union-attr]
-                client.stdin.flush()  # type: ignore[union-attr]
+                client.stdin.write(order.encode() + b"\n")
+                client.stdin.flush()
         elif order == "STOP":
             with contextlib.suppress(ProcessLookupError):
                 client.send_signal(signal.SIGINT)

@@ -107,3 +107,14 @@ def test_help_that_cannot_be_written_is_not_done(arguments: str) -> None:
     """argparse drops the error of a full disk and exits with 0; the command says so and exits with 1."""
     done = shell(f"workbook {arguments} > /dev/full")
     assert done.returncode == 1 and "cannot write the output" in done.stderr
+
+
+def test_a_command_imports_no_other_one() -> None:
+    """What the others import costs more than a second of CPU; a word that is no command still shows all of them."""
+    code = "import sys, lib.cli; lib.cli.build_parser({}); print(*sorted(m for m in sys.modules if m.startswith('lib.cli.')))"
+    given = {name: subprocess.run([sys.executable, "-c", code.format(words)], capture_output=True, text=True, cwd=ROOT, check=True)
+             for name, words in (("one", "['bench', '--help']"), ("none", "['bnech']"), ("dash", "['compare-accuracy']"))}  # fmt: skip
+    there = {name: {m.removeprefix("lib.cli.") for m in done.stdout.split()} for name, done in given.items()}
+    assert {m for m in there["one"] if not m.startswith("_")} == {"bench"}
+    assert {m for m in there["dash"] if not m.startswith("_")} == {"compare_accuracy"}
+    assert {"audit", "bench", "deploy", "run", "watch"} <= there["none"]
