@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from lib.audit.rules import RULES
 from lib.errors import UnreadableFile
+from lib.migrations import NewerVersion, notebook_result
 from lib.params import ROOT
-from lib.records import Evidence, NotebookResult, Verdict
+from lib.records import Evidence, Verdict
 from lib.report.excerpts import raw_lines, read_excerpt
 from lib.report.tables import Column, Table, table, verdict_table
 from lib.report.text import visible_text
@@ -66,8 +67,9 @@ def read_verdicts(folder: Path) -> dict[str, Verdict]:
     faults = []
     for file in sorted(folder.glob("*.result.json")):
         try:
-            result = NotebookResult.model_validate(redact_object(json.loads(file.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, ValidationError, RecursionError) as error:
+            text = file.read_text(encoding="utf-8")
+            result = notebook_result(json.dumps(redact_object(json.loads(text))))
+        except (OSError, ValueError, ValidationError, RecursionError, NewerVersion) as error:
             faults.append(f"{file.name}: {str(error).splitlines()[0][:120]}")
             continue
         named |= {f"{result.notebook}/{v.id}": v for v in result.verdicts}

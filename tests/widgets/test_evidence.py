@@ -11,6 +11,7 @@ import pytest
 
 from lib.audit.rules import RULES
 from lib.errors import UnreadableFile
+from lib.params import ROOT
 from lib.records import Evidence, Status, Verdict
 from lib.report.excerpts import read_excerpt
 from lib.widgets import browser
@@ -150,3 +151,14 @@ def test_a_verdict_is_chosen_as_a_front_end_chooses_it(folder: Path, monkeypatch
     shown.clear()
     panel._boxes["verdict"].index = 0
     assert shown and "1 verdicts stand on 1 pieces" in shown[0]["text/plain"] and "Rule: " not in shown[0]["text/plain"]
+
+
+@pytest.mark.parametrize("form", ["v1-first", "v1", "v2"])
+def test_runs_of_every_version_are_browsed(form: str, tmp_path: Path) -> None:
+    """Older results come by the shared migration; a newer one is left out and named."""
+    stored = ROOT / "tests/data/results" / form / "01.result.json"
+    (tmp_path / "01.result.json").write_bytes(stored.read_bytes())
+    assert browser.read_verdicts(tmp_path)
+    (tmp_path / "01.result.json").write_text(json.dumps({**json.loads(stored.read_text()), "schema_version": 99}))
+    with pytest.raises(UnreadableFile, match="newer"):
+        browser.read_verdicts(tmp_path)
