@@ -93,7 +93,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def own_figures(level: Level) -> Figures | None:
     """This client's record by the common definitions; None where no request succeeded."""
-    view = metrics.LevelView(level)
+    view = level.view
     load, api = level.header["load"], level.header["api"]
     ok = sorted(view.ok, key=lambda r: (r["sent_ns"], r["i"]))
     if not ok or not view.wall_s:

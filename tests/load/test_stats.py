@@ -190,3 +190,22 @@ def test_a_means_replicates_are_those_of_resampling() -> None:
     assert made.mean() == pytest.approx(values.mean(), abs=4 * values.std() / np.sqrt(300 * made.size))
     assert made.std() == pytest.approx(values.std() / np.sqrt(300), rel=0.1)
     assert (stats._resampled_means(np.full(5, 2.5), 0) == 2.5).all()
+
+
+@pytest.mark.parametrize("q", [50.0, 90.0, 99.0, None])
+def test_pooled_intervals_are_those_of_resampling_whole_requests(q: float | None) -> None:
+    """Values pooled over 80 requests that differ from each other: both ends as from drawing requests in full, within a
+    sixth of the interval's width."""
+    generator = np.random.default_rng(11)
+    sizes = generator.integers(20, 60, 80)
+    parts = [generator.lognormal(mean=level, size=n) for level, n in zip(generator.normal(0, 0.4, 80), sizes, strict=True)]
+    values, owners = np.concatenate(parts), np.repeat(np.arange(80), sizes)
+    found = stats.pooled_intervals(values, owners, [q])[0]
+
+    def of(drawn: np.ndarray) -> float:
+        return float(drawn.mean() if q is None else np.percentile(drawn, q))
+
+    full = [of(np.concatenate([parts[i] for i in generator.integers(0, 80, 80)])) for _ in range(2000)]
+    low, high = np.percentile(full, [2.5, 97.5])
+    assert found.value == pytest.approx(of(values)) and found.low is not None and found.high is not None
+    assert found.low == pytest.approx(low, abs=(high - low) / 6) and found.high == pytest.approx(high, abs=(high - low) / 6)
