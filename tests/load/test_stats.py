@@ -195,7 +195,7 @@ def test_a_means_replicates_are_those_of_resampling() -> None:
 @pytest.mark.parametrize("q", [50.0, 90.0, 99.0, None])
 def test_pooled_intervals_are_those_of_resampling_whole_requests(q: float | None) -> None:
     """Values pooled over 80 requests that differ from each other: both ends as from drawing requests in full, within a
-    sixth of the interval's width."""
+    fifth of the interval's width (the ends of 2,000 full draws lie up to 0.1 of it apart)."""
     generator = np.random.default_rng(11)
     sizes = generator.integers(20, 60, 80)
     parts = [generator.lognormal(mean=level, size=n) for level, n in zip(generator.normal(0, 0.4, 80), sizes, strict=True)]
@@ -205,7 +205,7 @@ def test_pooled_intervals_are_those_of_resampling_whole_requests(q: float | None
     def of(drawn: np.ndarray) -> float:
         return float(drawn.mean() if q is None else np.percentile(drawn, q))
 
-    full = [of(np.concatenate([parts[i] for i in generator.integers(0, 80, 80)])) for _ in range(2000)]
+    full = [of(np.concatenate([parts[i] for i in generator.integers(0, 80, 80)])) for _ in range(6000)]
     low, high = np.percentile(full, [2.5, 97.5])
     assert found.value == pytest.approx(of(values)) and found.low is not None and found.high is not None
-    assert found.low == pytest.approx(low, abs=(high - low) / 6) and found.high == pytest.approx(high, abs=(high - low) / 6)
+    assert found.low == pytest.approx(low, abs=(high - low) / 5) and found.high == pytest.approx(high, abs=(high - low) / 5)

@@ -327,6 +327,21 @@ def test_several_launches_are_read_as_the_last_one() -> None:
     assert swapped.failure is not None and swapped.failure.id == "no_gpu_driver"
 
 
+def test_weights_loaded_after_ready_begin_a_launch() -> None:
+    """A journal that was searched has lost the lines a start begins with; a server that was ready loads no weights again."""
+    lines = [
+        "[2025-12-02 13:00:44] Load weight begin. avail mem=78.66 GB",
+        "[2025-12-02 13:00:45] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 427282, K size: 26.08 GB, V size: 26.08 GB",
+        "[2025-12-02 13:00:47] The server is fired up and ready to roll!",
+        "[2025-12-02 13:10:44] Load weight begin. avail mem=78.66 GB",
+        "[2025-12-02 13:10:45] KV Cache is allocated. dtype: torch.float8_e4m3fn, #tokens: 854564, K size: 26.08 GB, V size: 26.08 GB",
+    ]
+    log = read_log(lines)
+    assert [(start.line_no, start.ready) for start in log.launches] == [(1, True), (4, False)]
+    assert not log.is_ready and log.kv and log.kv.dtype == "float8_e4m3fn"
+    assert read_log(lines[:2] + lines[3:]).launches == []  # two ranks, or a draft: nothing was ready between them
+
+
 def test_ready_needs_its_line() -> None:
     """Without the line, nothing else makes a server ready; a vLLM server's line is uvicorn's."""
     lines = [line for line in recorded("cpu-sglang/q3_15b.log") if b"fired up" not in line]
