@@ -270,6 +270,7 @@ class RunMeasured:
     interval: tuple[float, float] | None
     gpu_mib: float | None
     phases: dict[str, float]
+    no_interval: str | None = None  # why `interval` is None
 
 
 def read_measured(run: Path) -> RunMeasured:
@@ -295,10 +296,11 @@ def read_measured(run: Path) -> RunMeasured:
         with (home / "server.log").open("rb") as lines:
             log = read_log(lines)
     info = json.loads((home / "server_info.json").read_text()) if (home / "server_info.json").exists() else None
-    level, interval = _level_of(results.get("03"))
+    level, interval, no_interval = _level_of(results.get("03"))
     return RunMeasured(
         server=server, notebook=number, log=log, facts=served_facts(log or ServerLog(engine="empty", engine_why="no log"), info),
         answer=_answer_of(run), level=level, interval=interval, gpu_mib=_gpu_mib(log, home), phases=_phases(home),
+        no_interval=no_interval,
     )  # fmt: skip
 
 
@@ -319,19 +321,25 @@ def _phases(home: Path) -> dict[str, float]:
     return {str(name): float(seconds) for name, seconds in rows}
 
 
-def _level_of(result: NotebookResult | None) -> tuple[dict[str, Any] | None, tuple[float, float] | None]:
-    """How notebook 03 sent its smallest level that worked, and the interval of its output tokens/s."""
+def _level_of(result: NotebookResult | None) -> tuple[dict[str, Any] | None, tuple[float, float] | None, str | None]:
+    """How notebook 03 sent its smallest level that worked, and the interval of its output tokens/s; or why there is none."""
     if result is None:
-        return None, None
+        return None, None, "the run has no notebook 03"
     asked = result.provenance.params
-    rows = []
+    if asked.get("dataset") == "random_ids":
+        return None, None, "notebook 03 sent random ids, and no text that could be sent again"
+    rows, refused = [], []
     for trial in result.trials:
-        number = re.fullmatch(r"level-C(\d+)", trial.id)
+        if not (number := re.fullmatch(r"level-C(\d+)", trial.id)):
+            continue
         rate = trial.values.get("output_tokens_per_s")
-        if number and trial.outcome == "works" and rate and rate.low is not None and rate.high is not None:
+        if trial.outcome == "works" and rate and rate.low is not None and rate.high is not None:
             rows.append((int(number[1]), (rate.low, rate.high)))
-    if not rows or asked.get("dataset") == "random_ids":
-        return None, None
+        else:
+            why = trial.reason or (rate.reason if rate else None) or "no interval"
+            refused.append(f"{trial.id} of notebook 03: {trial.outcome.replace('_', ' ')}, {why}")
+    if not rows:
+        return None, None, "; ".join(refused) or "notebook 03 has no level"
     c, interval = min(rows)
     dataset = str(asked.get("dataset", "code"))
     level = {
@@ -339,7 +347,7 @@ def _level_of(result: NotebookResult | None) -> tuple[dict[str, Any] | None, tup
         "api": "chat" if dataset == "chat" else str(asked.get("api", "completions")), "seed": int(asked.get("seed", 42)) + c,
         "count": int(asked.get("num_requests") or requests_per_level(c)), "concurrency": c,
     }  # fmt: skip
-    return level, interval
+    return level, interval, None
 
 
 def _gpu_mib(log: ServerLog | None, home: Path) -> float | None:
@@ -406,8 +414,9 @@ def expectation_of(
 def not_claimed(expectation: Expectation, measured: RunMeasured | None) -> list[str]:
     """What the proof will not claim, and why: nobody measured it."""
     why = "no run was given" if measured is None else f"notebook {measured.notebook} of the run did not record it"
+    reasons = {"output_tokens_per_s": measured.no_interval} if measured and measured.no_interval else {}
     names = ("max_total_num_tokens", "output_tokens_per_s", "gpu_memory_mib", "flags", "kv_cache_dtype")
-    return [f"{name}: {why}" for name in names if not getattr(expectation, name)]
+    return [f"{name}: {reasons.get(name, why)}" for name in names if not getattr(expectation, name)]
 
 
 # what speaks against it --------------------------------------------------------------------------------------------------

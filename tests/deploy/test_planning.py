@@ -85,6 +85,18 @@ def test_what_a_run_measured_is_what_must_be_shown(tmp_path: Path) -> None:
     assert not_claimed(found, measured) == []
 
 
+def test_a_level_that_the_client_spoilt_is_not_claimed_and_says_so(tmp_path: Path) -> None:
+    """A run whose level gave no interval: the plan names the level, its outcome and why."""
+    run = made_run(tmp_path, "h200-sglang-0.5.16/m1_auto.log", ARGV, {}, [], tp_size=1)
+    result = NotebookResult.model_validate_json((run / "03.result.json").read_text())
+    spoilt = Trial(id="level-C1", what="x", outcome="client_bound", reason="the client was late by 40 ms")
+    (run / "03.result.json").write_text(result.model_copy(update={"trials": [spoilt]}).model_dump_json())
+    measured = read_measured(run)
+    found = expectation_of(profile(), 30000, "0.5.16", LLAMA, True, measured, {})
+    assert measured.level is None and found.output_tokens_per_s is None
+    assert "output_tokens_per_s: level-C1 of notebook 03: client bound, the client was late by 40 ms" in not_claimed(found, measured)
+
+
 def test_without_a_run_what_nobody_measured_is_not_claimed() -> None:
     """The dtype follows from the rules of this version; the rest is named as not claimed."""
     found = expectation_of(profile(flags={"kv_cache_dtype": "fp8_e4m3"}), 30000, "0.5.16", LLAMA, True, None, {})

@@ -88,7 +88,15 @@ def test_the_benchmark_runs_there_and_what_it_measured_must_be_shown_there(
         assert rebuilt.returncode == 0, rebuilt.stdout[-2000:] + rebuilt.stderr[-2000:]
     done = workbook("deploy", "--profile", str(folder), "--run", str(run), "--json")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    claim = {c["id"]: c for c in json.loads(done.stdout)["proof"]["claims"]}["throughput"]
+    claims = {c["id"]: c for c in json.loads(done.stdout)["proof"]["claims"]}
+    (level,) = [t for t in result["trials"] if t["id"] == "level-C1"]
+    if level["outcome"] != "works":  # a busy machine spoilt what 03 sent: then nothing is claimed, and the plan says why
+        planned = workbook("deploy", "--profile", str(folder), "--run", str(run), "--plan", "--json")
+        lines = json.loads(planned.stdout)["about"]["not_claimed"]
+        (line,) = [line for line in lines if line.startswith("output_tokens_per_s: level-C1")]
+        assert level["reason"] in line and "throughput" not in claims
+        return
+    claim = claims["throughput"]
     assert claim["status"] in ("pass", "unknown") and "tok/s" in claim["found"], claim
     sent = next((tmp_path / "outputs" / "deployments").rglob("level.jsonl"))
     header = json.loads(sent.read_text().splitlines()[0])

@@ -33,7 +33,8 @@ def requests_for(names: list[str], tokens: int = TOKENS) -> list[Request]:
 def send(
     server: FaultyServer | str, names: list[str], out: Path, api: str = "completions", **how: object
 ) -> metrics.Level:
-    settings: dict[str, object] = {"concurrency": 4, "model": "m", "gap_timeout_s": 1.2, "first_timeout_s": 1.6} | how
+    # longer than a machine that others load stands still: the server's silence must be the server's
+    settings: dict[str, object] = {"concurrency": 4, "model": "m", "gap_timeout_s": 3.0, "first_timeout_s": 3.5} | how
     if "rate" in settings:
         settings.pop("concurrency")
     url = server if isinstance(server, str) else server.base_url
