@@ -89,6 +89,16 @@ class Lab:
     left: list[str]
     process: subprocess.Popen[bytes] | None = None
 
+    def ask(self, path: str) -> Any:
+        """The lab server's answer, asked without any proxy."""
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{self.url}/{path}?token={self.token}", timeout=10) as answer:
+            return json.load(answer)
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The notebooks that have a kernel, with its state."""
+        return list(self.ask("api/sessions"))
+
 
 @contextlib.contextmanager
 def running_lab(folder: Path, work: Path, **environment: str) -> Iterator[Lab]:
@@ -127,9 +137,7 @@ def answers(lab: Lab) -> bool:
     """Whether the lab answers; one that has ended fails the test at once."""
     assert lab.process is None or lab.process.poll() is None, "the lab has ended"
     with contextlib.suppress(OSError):
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{lab.url}/api/status?token={lab.token}", timeout=2) as answer:
-            return bool(json.load(answer))
+        return bool(lab.ask("api/status"))
     return False
 
 

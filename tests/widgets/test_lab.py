@@ -81,11 +81,20 @@ class Page:
         self.page.set_default_timeout(60_000)
         self.page.goto(f"{lab.url}/lab/workspaces/w{number}/tree/{self.file.name}?token={lab.token}")
         self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for(timeout=150_000)
+        # the page says idle before it has a kernel; who runs cells then gets a second kernel, and JupyterLab drops all cells but one
+        wait_for(self.has_kernel, 50, self.sight)
         self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for(timeout=150_000)
 
+    def has_kernel(self) -> bool:
+        """Whether this notebook has a kernel that answers, as the server says and as the page shows."""
+        self.page.wait_for_timeout(100)  # requests are let through only while Playwright is listened to
+        shown = " ".join(self.page.locator(".jp-Toolbar-kernelName").all_inner_texts())
+        states = [s["kernel"]["execution_state"] for s in self.lab.sessions() if s["path"] == self.file.name]
+        return states == ["idle"] and "ipykernel" in shown
+
     def run_all(self) -> None:
-        """Run > Run All Cells, until the first cell's prompt shows that it has begun; a question for the kernel is answered."""
-        first = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").first
+        """Run > Run All Cells, until the last cell's prompt shows that it has begun; a question for the kernel is answered."""
+        last = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt").last
         dialog = self.page.locator("dialog.jp-Dialog")
         for _ in range(6):
             self.page.wait_for_timeout(1000)
@@ -98,7 +107,7 @@ class Page:
             self.page.locator('.lm-Menu-itemLabel:text-is("Run All Cells")').click()
             end = time.monotonic() + 12
             while time.monotonic() < end and not dialog.count():
-                if re.search(r"[*\d]", first.inner_text()):
+                if re.search(r"[*\d]", last.inner_text()):
                     return
                 self.page.wait_for_timeout(200)
         raise AssertionError("nothing runs")
@@ -120,9 +129,14 @@ class Page:
         return [str(text) for text in shown.all_inner_texts() if "Error" in text]
 
     def sight(self) -> str:
-        """What the page says last, for a test that waited in vain."""
+        """What the page and the lab say last, for a test that waited in vain."""
         self.page.screenshot(path=str(self.lab.outputs.parent / f"{self.number}.png"))
-        return " | ".join(self.page.locator(".jp-OutputArea-output").all_inner_texts()[-6:])[-1500:]
+        prompts = " ".join(self.page.locator(".jp-CodeCell .jp-InputPrompt").all_inner_texts())
+        kernel = self.page.locator(".jp-Notebook-ExecutionIndicator").first.get_attribute("data-status")
+        asked = " | ".join(self.page.locator("dialog.jp-Dialog").all_inner_texts())
+        outputs = " | ".join(self.page.locator(".jp-OutputArea-output").all_inner_texts()[-6:])[-1500:]
+        log = (self.lab.outputs.parent / "lab.log").read_text()[-1500:]
+        return f"prompts {prompts}; kernel {kernel}; dialogs: {asked or 'none'}; outputs: {outputs or 'none'}; lab.log: {log}"
 
     def cell(self, call: str) -> Widget:
         """The widget that a cell's call shows."""
