@@ -43,10 +43,8 @@ SHARED_MACHINE = 2.5
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give tests with a real server, host or browser more time than their module says; leave the long ones out unless asked."""
+    """Give tests with a real server, host or browser more time than their module says."""
     for item in items:
-        if item.get_closest_marker("long") and os.environ.get("WORKBOOK_LONG") != "1":
-            item.add_marker(pytest.mark.skip(reason="takes minutes more than CI has: WORKBOOK_LONG=1 make test"))
         if any(item.get_closest_marker(name) for name in ("server", "lab", "browser")):
             mark = item.get_closest_marker("timeout")
             alone = float(mark.args[0]) if mark and mark.args else float(config.getini("timeout") or 0)

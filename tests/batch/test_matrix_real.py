@@ -27,7 +27,6 @@ MATRIX: dict[str, Any] = {
 
 @pytest.mark.server
 @pytest.mark.timeout(280)
-@pytest.mark.long
 def test_a_second_configuration_is_measured_beside_the_first_which_is_kept(
     workbook: Callable[..., Any], tmp_path: Path, tiny_spec: Any
 ) -> None:

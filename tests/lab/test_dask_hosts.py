@@ -138,7 +138,6 @@ def test_a_host_killed_in_the_middle_loses_no_run_and_none_is_there_twice(
     until(lambda: "ssh-ed25519" in keyscan(lab.address(102)), 30)
 
 
-@pytest.mark.long
 def test_a_host_that_is_cut_off_ends_its_task_which_goes_elsewhere(
     lab: Lab, project: Path, s3: str, started: tuple[subprocess.Popen[str], Host]
 ) -> None:

@@ -94,9 +94,7 @@ def record(file: Path) -> Any:
 
 
 @pytest.mark.server
-@pytest.mark.parametrize(
-    "number", [pytest.param("02", marks=pytest.mark.long), pytest.param("04", marks=pytest.mark.long), "05"]
-)
+@pytest.mark.parametrize("number", ["02", "04", "05"])
 def test_a_notebook_measures_the_real_server_there(
     number: str, guest: Host, lab: Lab, model: str, tmp_path: Path, workbook: Callable[..., Any], tiny_spec: Any,
     traces: Callable[[], list[str]],
@@ -192,7 +190,6 @@ class Going:
         return only_run(self.outputs)
 
 
-@pytest.mark.long
 def test_the_network_cut_in_the_middle_of_the_audit(
     lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
 ) -> None:
@@ -215,7 +212,6 @@ def test_the_network_cut_in_the_middle_of_the_audit(
     assert len(launches) == 2
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("how", "way"), [(signal.SIGINT, "ssh"), (signal.SIGKILL, "lxc")])
 def test_an_audit_that_is_ended_here_leaves_nothing_there(
     how: signal.Signals, way: str, lab: Lab, guest_pct: Host, model: str, tmp_path: Path, traces: Callable[[], list[str]]
