@@ -75,7 +75,8 @@ def main() -> int:
     mean = statistics.mean(values)
     again = [float(b.value) / float(a.value) - 1 for a, b in rows]  # type: ignore[arg-type]
     print(f"{len(rows)} launches of {args.profile}, C={args.concurrency}, {args.requests} requests a level")
-    print(f"between launches: standard deviation {statistics.stdev(values) / mean:.1%}, slowest {min(values) / max(values) - 1:+.1%} of the fastest")
+    slowest = min(values) / max(values) - 1
+    print(f"between launches: standard deviation {statistics.stdev(values) / mean:.1%}, slowest {slowest:+.1%} of the fastest")
     print(f"second level of a launch against its first: mean {statistics.mean(again):+.1%}, furthest {max(again, key=abs):+.1%}")
     pairs = list(permutations([first for first, _ in rows], 2))
     outside = sum(not a.low <= b.value <= a.high for a, b in pairs)  # type: ignore[operator]
