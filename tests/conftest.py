@@ -106,6 +106,13 @@ def profile(tmp_path: Path) -> Callable[..., Path]:
     return make
 
 
+def works(trial: Any) -> bool:
+    """Whether a sweep's trial works: on a machine that others load the client may be late, and then only its speed is withheld."""
+    outcome, reason = (trial["outcome"], trial["reason"]) if isinstance(trial, dict) else (trial.outcome, trial.reason)
+    computes = "it computes what the reference computes, but its speed is the client's: "
+    return outcome == "works" or (outcome == "client_bound" and str(reason).startswith(computes))
+
+
 def only_run(outputs: Path) -> Path:
     """The one run folder below an outputs folder."""
     runs = [p.parent for p in outputs.glob("*/*/result.json")]

@@ -14,7 +14,7 @@ from lib.server import holders, sweep, watching
 from lib.server import launch as launching
 from lib.server.spec import resolve_model, resolve_python
 from tests.conftest import TINY
-from tests.server.sweeping import Place, interrupted, outcomes_of
+from tests.server.sweeping import Place, any_client, interrupted, outcomes_of
 from tests.server.wrappers import HANGS, HIDES, RACES, damaged, misfit, wrapper
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
@@ -87,6 +87,7 @@ def swept(place: Place) -> sweep.Sweep:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holders, "look", lambda *_: ([], LANES, "lanes of a test"))
+        any_client(patch)
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(watching.Watch, "__call__", ctrl_c)
             assert interrupted(place.sweep)

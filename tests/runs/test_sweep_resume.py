@@ -19,7 +19,7 @@ from lib.params import ROOT
 from lib.results import NotebookRun
 from lib.runner import wait_servers_gone
 from lib.server import sweep
-from tests.server.sweeping import Place, candidate, interrupted, no_calibration, outcomes_of
+from tests.server.sweeping import Place, any_client, candidate, interrupted, no_calibration, outcomes_of
 
 TRIALS = [candidate("", "a") | {"id": "a"}, candidate("off"), candidate("", "flashinfer")]
 OUTCOMES = {"ref": "works", "a": "silently_ignored", "off": "numerically_off", "flashinfer": "unsupported_here"}
@@ -28,6 +28,7 @@ OUTCOMES = {"ref": "works", "a": "silently_ignored", "off": "numerically_off", "
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKBOOK_CACHE", str(tmp_path / "cache"))
+    any_client(monkeypatch)
 
 
 def one_launch_each(place: Place, outcomes: dict[str, str] = OUTCOMES) -> None:

@@ -26,7 +26,7 @@ from lib.results import NotebookRun
 from lib.server import holders, sweep, watching
 from lib.server.answers import Answer, read_answer
 from lib.server.grid import Planned
-from tests.server.sweeping import Place, candidate, no_calibration, outcomes_of
+from tests.server.sweeping import Place, any_client, candidate, no_calibration, outcomes_of
 
 #: What the stand-in does -> what it must be called.
 EXPECTED = {
@@ -81,6 +81,7 @@ def swept(place: Place, tmp_path_factory: pytest.TempPathFactory) -> sweep.Sweep
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WORKBOOK_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(holders, "look", lambda *_: ([], lanes, "lanes of a test"))
+        any_client(patch)
         return place.sweep()
 
 
@@ -260,8 +261,7 @@ def test_signs_where_nothing_is_expected(tmp_path: Path, text: str, its: str, na
 def test_a_speed_that_is_the_clients_own_is_withheld(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that lagged: no speed, invalid; the comparison with the reference stands. Without that: speeds, and a choice."""
     monkeypatch.setattr(sweep, "take_calibration", no_calibration)
-    for name in ("LAG_P50_FLOOR_S", "LAG_P99_FLOOR_S", "CPU_FRAC_LIMIT"):  # a loaded machine is not what is tested here
-        monkeypatch.setattr(metrics, name, 10.0)
+    any_client(monkeypatch)
     place = Place(tmp_path, [candidate("")], speed_repeats=2, speed_concurrency=2, speed_output_len=4)
     done = place.sweep()
     assert outcomes_of(done) == {"ref": "works", "triton": "works"} and "tok/s" in done.choice.why
