@@ -21,10 +21,10 @@ servers="(server or browser or gpu) and not lab"
 lab=$!
 "$python" -m pytest -q -n 3 --dist loadfile -m "not server and not lab and not browser and not gpu"
 part $?
-"$python" -m pytest -q -p no:cacheprovider -m "$servers" tests/audit tests/load tests/model tests/widgets tests/batch tests/report >"$row" 2>&1 &
+one=(tests/audit tests/load tests/model tests/widgets tests/batch tests/report tests/runs/test_sweep_real.py)
+"$python" -m pytest -q -p no:cacheprovider -m "$servers" "${one[@]}" >"$row" 2>&1 &
 beside=$!
-"$python" -m pytest -q -m "$servers" --ignore=tests/audit --ignore=tests/load --ignore=tests/model --ignore=tests/widgets \
-    --ignore=tests/batch --ignore=tests/report
+"$python" -m pytest -q -m "$servers" "${one[@]/#/--ignore=}"
 part $?
 wait $beside
 part $?

@@ -79,19 +79,22 @@ def test_the_real_bench_serving_beside_this_client(
     """SGLang's own, unmodified: the same requests and tokens, figures of one definition, none below the server's own time."""
     ok = {"status": "ok", "reasons": [], "streams": 4096, "chunks_per_s": 1e9, "workers": 1}
     monkeypatch.setattr(benchmark, "calibrate", lambda streams, api: ok)
-    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "bench_serving_repeats": 2, "depths": [], "output_len": 16}
-    run = open_run(tmp_path, **params)
     asked = SimpleNamespace(api_key_env=None, flags={}, environment={}, python=".venv-sglang/bin/python")
     handle: Any = SimpleNamespace(
         params=asked, key="key", tp_size=1, attached=False, name="server", get=lambda: tiny_server, launches=list
     )
-    pairs = beside.measure_beside(run, handle, EMPTY)
-    (both,) = beside_rows.pairs_of(pairs).values()
+    params: dict[str, Any] = {"concurrency": [4], "bench_serving": [4], "depths": [], "output_len": 16}
+    left: list[float] = []
+    for repeats in (2, 4, 8):  # what others do to this machine differs from pair to pair, a wrong definition does not
+        run = open_run(tmp_path, bench_serving_repeats=repeats, **params)
+        (both,) = beside_rows.pairs_of(beside.measure_beside(run, handle, EMPTY)).values()
+        assert len(both) == repeats
+        left = [min(abs(d.left_frac or 0) for d in same) for same in zip(*(p.differences for p in both), strict=True)]
+        if all(x < 0.25 for x in left):
+            break
     for p in both:
         assert (p.problem, p.sent_differently, p.server_silent) == (None, None, None)
         assert p.own and p.own.requests_ok == 8 and p.own.output_tokens == 8 * 16
         assert [d.figure for d in p.differences] == list(definitions.FIGURES)
         assert not any(d.impossible for d in p.differences), p.differences
-    # What others do to this machine differs from pair to pair, a wrong definition does not.
-    left = [min(abs(d.left_frac or 0) for d in same) for same in zip(*(p.differences for p in both), strict=True)]
     assert all(x < 0.25 for x in left), (left, [p.differences for p in both])
