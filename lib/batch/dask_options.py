@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lib.batch.engine import Engine
 from lib.errors import BadInput
 
 if TYPE_CHECKING:
     from lib.batch.dask_load import DaskSenders
+    from lib.batch.engine import Engine
 
 
 def add_arguments(parser: argparse._ActionsContainer) -> None:
