@@ -85,16 +85,45 @@ def test_what_a_run_measured_is_what_must_be_shown(tmp_path: Path) -> None:
     assert not_claimed(found, measured) == []
 
 
-def test_a_level_that_the_client_spoilt_is_not_claimed_and_says_so(tmp_path: Path) -> None:
-    """A run whose level gave no interval: the plan names the level, its outcome and why."""
+RATE = Measured(value=100.0, unit="tok/s", n=4, low=90.0, high=110.0)
+LATE = {"outcome": "client_bound", "reason": "the client was late by 40 ms"}
+
+
+@pytest.mark.parametrize(
+    ("trials", "dataset", "why"),
+    [
+        ([LATE], "code", "level-C1 of notebook 03: client bound, the client was late by 40 ms"),
+        ([{**LATE, "values": {"output_tokens_per_s": RATE}}], "code", "level-C1 of notebook 03: client bound, the client was late"),
+        ([{"outcome": "works", "values": {"output_tokens_per_s": Measured(value=9.0, reason="one request")}}], "code",
+         "level-C1 of notebook 03: works, one request"),
+        ([{"outcome": "works", "values": {"output_tokens_per_s": RATE}}], "random_ids", "notebook 03 sent random ids"),
+        ([], "code", "notebook 03 has no level"),
+    ],
+)  # fmt: skip
+def test_what_gives_no_interval_is_not_claimed_and_says_why(
+    tmp_path: Path, trials: list[dict[str, Any]], dataset: str, why: str
+) -> None:
+    """A level that the client spoilt counts for nothing, its figure included; the plan names the level, its outcome and why."""
     run = made_run(tmp_path, "h200-sglang-0.5.16/m1_auto.log", ARGV, {}, [], tp_size=1)
     result = NotebookResult.model_validate_json((run / "03.result.json").read_text())
-    spoilt = Trial(id="level-C1", what="x", outcome="client_bound", reason="the client was late by 40 ms")
-    (run / "03.result.json").write_text(result.model_copy(update={"trials": [spoilt]}).model_dump_json())
+    result.provenance.params["dataset"] = dataset
+    made = [Trial(id="level-C1", what="x", **one) for one in trials]
+    (run / "03.result.json").write_text(result.model_copy(update={"trials": made}).model_dump_json())
     measured = read_measured(run)
     found = expectation_of(profile(), 30000, "0.5.16", LLAMA, True, measured, {})
     assert measured.level is None and found.output_tokens_per_s is None
-    assert "output_tokens_per_s: level-C1 of notebook 03: client bound, the client was late by 40 ms" in not_claimed(found, measured)
+    assert [line for line in not_claimed(found, measured) if line.startswith(f"output_tokens_per_s: {why}")]
+
+
+def test_a_run_without_notebook_03_has_no_interval(tmp_path: Path) -> None:
+    """What 01 launched is compared; its throughput is not claimed, because nobody sent a level."""
+    run = made_run(tmp_path, "h200-sglang-0.5.16/m1_auto.log", ARGV, {}, [], tp_size=1)
+    text = (run / "03.result.json").read_text()
+    (run / "03.result.json").unlink()
+    (run / "01.result.json").write_text(text.replace('"notebook":"03"', '"notebook":"01"'))
+    measured = read_measured(run)
+    found = expectation_of(profile(), 30000, "0.5.16", LLAMA, True, measured, {})
+    assert "output_tokens_per_s: the run has no notebook 03" in not_claimed(found, measured)
 
 
 def test_without_a_run_what_nobody_measured_is_not_claimed() -> None:

@@ -265,7 +265,8 @@ def server_info():
 
 def scheduler():
     """A process of its own under SGLang's name for it; it dies with the server and the server with it."""
-    code = "import ctypes,time;l=ctypes.CDLL(None);l.prctl(1,9);l.prctl(15,b'sglang::schedul');time.sleep(1e9)"
+    code = "import ctypes,os,time;l=ctypes.CDLL(None);l.prctl(1,9);l.prctl(15,b'sglang::schedul');"
+    code += f"os.getppid()=={os.getpid()} and time.sleep(1e9)"  # a parent that died before it asked kills nobody
     return subprocess.Popen(["sglang::scheduler", "-IS", "-c", code], executable=sys.executable)
 
 

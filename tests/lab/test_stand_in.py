@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -139,6 +140,30 @@ def test_faults(tmp_path: Path) -> None:
     with started(tmp_path, "--api-key", "sk-standin-0123456789") as server:
         server.wait(200)
         assert server.get("/server_info") == 401
+
+
+def test_a_scheduler_never_outlives_a_server_that_dies_at_once(tmp_path: Path) -> None:
+    """Dead before its child could ask to die with it (twice seen in a whole run): the child looks, and ends."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for _ in range(3):
+            with started(tmp_path, "--port", str(taken.getsockname()[1]), STAND_IN_TEST=str(tmp_path)) as server:
+                assert server.process.wait(10) == 1
+    end = time.monotonic() + 10
+    while (left := of_this_test(tmp_path)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for process in left:
+        process.kill()
+    assert not left
+
+
+def of_this_test(folder: Path) -> list[psutil.Process]:
+    """Processes with the test's mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("STAND_IN_TEST") == str(folder):
+                found.append(process)
+    return found
 
 
 VARIABLES = ["LOAD_S", "POLL_S", "HEALTH_ONLY", "DIE", "HANG_S", "KV_DTYPE", "TOKENS", "ANSWER", "TOKEN_S", "VERSION"]

@@ -72,6 +72,8 @@ def test_four_launches_in_the_order_a_b_b_a(honest: Any) -> None:
     )
     assert [r["name"] for r in records] == ["base-1", "treated-1", "treated-2", "base-2"]
     assert len({r["pid"] for r in records}) == 4
+    seeds = {json.loads(f.read_text())["random_seed"] for f in run.glob("raw/04/servers/*/server_info.json")}
+    assert len(seeds) == 4  # else two launches would draw the same samples, and their distance would be none
     assert len([s for s in result.servers if s.origin == "launched"]) == 4
 
 
